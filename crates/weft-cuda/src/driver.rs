@@ -24,16 +24,19 @@ use crate::shape::Chip;
 pub(crate) enum Stream {
     /// Steps, and everything that names no other stream.
     Compute,
-    /// Rows between pages and the host.
-    Copies,
+    /// Rows between pages and the host: one of [`COPY_STREAMS`].
+    Copies(usize),
 }
+
+/// Streams for copies: while one reorders rows by a kernel, the others keep the bus busy.
+pub(crate) const COPY_STREAMS: usize = 4;
 
 /// A GPU with the streams of a device.
 pub(crate) struct Gpu {
     device: sys::CUdevice,
     context: sys::CUcontext,
     stream: sys::CUstream,
-    copies: sys::CUstream,
+    copies: [sys::CUstream; COPY_STREAMS],
     pub(crate) facts: GpuFacts,
     /// Bytes of GPU memory that were allocated through this handle.
     taken: AtomicU64,
@@ -144,7 +147,7 @@ fn open_device(ordinal: i32) -> Result<Gpu, DriverError> {
         driver_version: driver_version as u32,
     };
     let stream = || result::stream::create(result::stream::StreamKind::NonBlocking);
-    let (stream, copies) = (stream()?, stream()?);
+    let (stream, copies) = (stream()?, [stream()?, stream()?, stream()?, stream()?]);
     let turns = turns::Turns::of(device);
     Ok(Gpu { device, context, stream, copies, facts, taken: AtomicU64::new(0), turns })
 }
@@ -177,7 +180,9 @@ impl Drop for Gpu {
         // once. A failure at the end leaves nothing to do.
         unsafe {
             let _ = result::stream::destroy(self.stream);
-            let _ = result::stream::destroy(self.copies);
+            for copies in self.copies {
+                let _ = result::stream::destroy(copies);
+            }
             let _ = result::primary_ctx::release(self.device);
         }
     }
@@ -194,7 +199,7 @@ impl Gpu {
     fn handle(&self, stream: Stream) -> sys::CUstream {
         match stream {
             Stream::Compute => self.stream,
-            Stream::Copies => self.copies,
+            Stream::Copies(n) => self.copies[n],
         }
     }
 

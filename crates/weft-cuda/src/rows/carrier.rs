@@ -2,7 +2,7 @@
 //! pinned memory.
 //!
 //! Kernels reorder elements, the GPU copies, and host threads move bytes between lists and pinned
-//! memory: while one piece is copied, another is moved.
+//! memory: while one piece is copied, another is moved, and a third is reordered in another stream.
 
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -14,7 +14,9 @@ use weft_core::kv::{PAGE_ROWS, PageId};
 use weft_core::store::Rows as HostRows;
 
 use super::{Copy, Job, Way};
-use crate::driver::{Address, Argument, Done, Gpu, Kernel, Launch, Memory, Pinned, Stream};
+use crate::driver::{
+    Address, Argument, COPY_STREAMS, Done, Gpu, Kernel, Launch, Memory, Pinned, Stream,
+};
 use crate::error::CudaError;
 use crate::kernels::Kernels;
 use crate::kv::Kv;
@@ -70,6 +72,8 @@ struct Piece<'a> {
 struct Stage {
     pinned: Pinned,
     memory: Memory,
+    /// Where it is copied and reordered.
+    stream: Stream,
     /// When the GPU is done with it.
     done: Done,
 }
@@ -82,6 +86,8 @@ pub(super) struct Carrier {
     /// The pages of each layer.
     layers: Vec<Address>,
     stages: Vec<Mutex<[Stage; IN_FLIGHT]>>,
+    /// A point in each stream for copies.
+    points: [Done; COPY_STREAMS],
     /// Bytes of a row's key.
     row_bytes: usize,
 }
@@ -104,16 +110,19 @@ impl Carrier {
         kv: &Kv,
     ) -> Result<Self, CudaError> {
         let bytes = stage_bytes(config);
-        let stage = || -> Result<Stage, CudaError> {
+        let stage = |mover: usize| -> Result<Stage, CudaError> {
             Ok(Stage {
                 pinned: Pinned::new(gpu, bytes)?,
                 memory: Memory::new(gpu, "rows on their way", bytes)?,
+                stream: Stream::Copies(mover % COPY_STREAMS),
                 done: Done::new(gpu)?,
             })
         };
-        let stages = (0..MOVERS).map(|_| Ok(Mutex::new([stage()?, stage()?])));
+        let stages = (0..MOVERS).map(|mover| Ok(Mutex::new([stage(mover)?, stage(mover)?])));
+        let point = || Done::new(gpu);
         Ok(Self {
             stages: stages.collect::<Result<_, CudaError>>()?,
+            points: [point()?, point()?, point()?, point()?],
             gpu: Arc::clone(gpu),
             put_rows: kernels.put_rows.clone(),
             get_rows: kernels.get_rows.clone(),
@@ -167,9 +176,9 @@ impl Carrier {
         mut to: HostRows,
         receiver: &Sender<HostRows>,
     ) -> Result<(), CudaError> {
-        self.gpu.order(Stream::Copies, &copy.ready)?;
+        self.fork([copy])?;
         self.read(pieces, &mut to.k, &mut to.v)?;
-        copy.over.record(Stream::Copies)?;
+        self.join([copy])?;
         // The caller may have gone.
         let _ = receiver.send(to);
         Ok(())
@@ -184,9 +193,28 @@ impl Carrier {
                 (piece, &job.from.k[bytes.clone()], &job.from.v[bytes])
             })
         });
-        batch.iter().try_for_each(|job| self.gpu.order(Stream::Copies, &job.copy.ready))?;
+        self.fork(batch.iter().map(|job| &*job.copy))?;
         self.write(pieces)?;
-        batch.iter().try_for_each(|job| job.copy.over.record(Stream::Copies))
+        self.join(batch.iter().map(|job| &*job.copy))
+    }
+
+    /// Makes every stream begin after what these copies wait for and after all earlier copies.
+    fn fork<'a>(&self, copies: impl IntoIterator<Item = &'a Copy>) -> Result<(), CudaError> {
+        let [first, others @ ..] = &self.points;
+        for copy in copies {
+            self.gpu.order(Stream::Copies(0), &copy.ready)?;
+        }
+        first.record(Stream::Copies(0))?;
+        (1..=others.len()).try_for_each(|n| self.gpu.order(Stream::Copies(n), first))
+    }
+
+    /// Records the end of these copies: when all streams are done.
+    fn join<'a>(&self, copies: impl IntoIterator<Item = &'a Copy>) -> Result<(), CudaError> {
+        for (n, point) in self.points.iter().enumerate().skip(1) {
+            point.record(Stream::Copies(n))?;
+            self.gpu.order(Stream::Copies(0), point)?;
+        }
+        copies.into_iter().try_for_each(|copy| copy.over.record(Stream::Copies(0)))
     }
 
     /// Writes pieces into pages; the copies may still run when it returns.
@@ -204,7 +232,7 @@ impl Carrier {
                 stage.pinned.fill(PAGES_BYTES + k.len(), v);
                 self.upload(stage, PAGES_BYTES + k.len() + v.len())?;
                 self.launch(&self.put_rows, stage, &piece)?;
-                stage.done.record(Stream::Copies)?;
+                stage.done.record(stage.stream)?;
             }
             Ok(())
         })
@@ -232,9 +260,9 @@ impl Carrier {
                 stage.pinned.fill(0, piece.pages);
                 self.upload(stage, PAGES_BYTES)?;
                 self.launch(&self.get_rows, stage, &piece)?;
-                let Stage { pinned, memory, .. } = stage;
-                self.gpu.download(Stream::Copies, pinned, PAGES_BYTES, memory, 2 * k.len())?;
-                stage.done.record(Stream::Copies)?;
+                let Stage { pinned, memory, stream, .. } = stage;
+                self.gpu.download(*stream, pinned, PAGES_BYTES, memory, 2 * k.len())?;
+                stage.done.record(stage.stream)?;
                 if let Some((turn, k, v)) = asked.replace((turn, k, v)) {
                     stages[turn % IN_FLIGHT].take(k, v)?;
                 }
@@ -244,7 +272,7 @@ impl Carrier {
     }
 
     fn upload(&self, stage: &Stage, bytes: usize) -> Result<(), CudaError> {
-        self.gpu.upload(Stream::Copies, &stage.memory, &stage.pinned, bytes)
+        self.gpu.upload(stage.stream, &stage.memory, &stage.pinned, bytes)
     }
 
     fn launch(&self, kernel: &Kernel, stage: &Stage, piece: &Piece<'_>) -> Result<(), CudaError> {
@@ -260,7 +288,7 @@ impl Carrier {
         let place = RowsPlace { pages: at, n_rows, first_row };
         let (k, v) = (at.offset(PAGES_BYTES), at.offset(PAGES_BYTES + piece.bytes.len()));
         let layer = self.layers[usize::from(piece.layer)];
-        kernel.launch_in(&self.gpu, Stream::Copies, launch, &[&place, &k, &v, &layer])
+        kernel.launch_in(&self.gpu, stage.stream, launch, &[&place, &k, &v, &layer])
     }
 
     /// Distributes pieces to threads, each with its own stages.
