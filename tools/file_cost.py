@@ -73,7 +73,10 @@ def run(weft: str, more: list[str], args: argparse.Namespace) -> float:
     """Answers per second."""
     with tempfile.TemporaryDirectory(dir=args.folder) as home:
         port = free_port()
-        env = {"HOME": home, "PATH": os.environ["PATH"], "HF_HUB_OFFLINE": "1"}
+        env = {"HOME": home, "HF_HUB_OFFLINE": "1"}
+        # Compiled kernels are kept between servers, where the caller keeps any.
+        kept = ["PATH", "LD_LIBRARY_PATH", "WEFT_KERNEL_CACHE"]
+        env.update({name: os.environ[name] for name in kept if name in os.environ})
         serve = [weft, "serve", "--no-resident", "--port", str(port), "--cache-dir", home, "-q", *more]
         server = subprocess.Popen(serve, env=env)
         try:
