@@ -2,7 +2,7 @@
 //!
 //! A separate thread copies them, one job after the other, in its own stream. Events keep the order
 //! that data requires: a copy runs after all earlier work of the GPU, and a step runs after the
-//! copies to or from its pages.
+//! copies to its pages and after the copies from pages that it writes to.
 
 mod carrier;
 pub(crate) use carrier::layout;
@@ -44,6 +44,8 @@ enum Way {
 /// A copy that was started.
 struct Copy {
     pages: Vec<PageId>,
+    /// Whether it writes into its pages.
+    comes_in: bool,
     /// The GPU's earlier work: steps may still use the copy's pages.
     ready: Done,
     /// Its end on the GPU, once it is known.
@@ -53,9 +55,10 @@ struct Copy {
 }
 
 impl Copy {
-    fn new(gpu: &Arc<Gpu>, pages: &[PageId]) -> Result<Self, CudaError> {
+    fn new(gpu: &Arc<Gpu>, pages: &[PageId], comes_in: bool) -> Result<Self, CudaError> {
         Ok(Self {
             pages: pages.to_vec(),
+            comes_in,
             ready: Done::new(gpu)?,
             over: Done::new(gpu)?,
             reported: Mutex::new(None),
@@ -95,10 +98,11 @@ impl Copy {
         self.pages.iter().any(|page| pages.contains(page))
     }
 
+    /// Whether a step must wait for it: both may read a page, but none may while it is written.
     fn is_in_way_of(&self, step: &Step<'_>) -> bool {
         let stores = |slot: &Slot| self.pages.contains(&(slot / PAGE_ROWS as Slot));
         let meets = |lane: &weft_core::device::Lane<'_>| {
-            lane.spans.iter().any(|span| self.is_at(&span.pages))
+            self.comes_in && lane.spans.iter().any(|span| self.is_at(&span.pages))
                 || lane.store_at.iter().any(stores)
         };
         step.lanes.iter().any(meets)
@@ -181,7 +185,8 @@ impl Mover {
 
     fn begin(&self, layers: Range<u16>, rows: &Rows<'_>, way: Way) -> Result<Arc<Copy>, CudaError> {
         self.gpu.bind();
-        let copy = Arc::new(Copy::new(&self.gpu, &rows.pages[..rows.n_pages()])?);
+        let comes_in = matches!(way, Way::In(_));
+        let copy = Arc::new(Copy::new(&self.gpu, &rows.pages[..rows.n_pages()], comes_in)?);
         copy.ready.record(Stream::Compute)?;
         self.forget_ended();
         self.begun.borrow_mut().push_back(Arc::clone(&copy));

@@ -158,6 +158,29 @@ fn who_uses_a_page_next_comes_after_the_copy() {
 }
 
 #[test]
+fn a_step_reads_pages_while_they_leave() {
+    if !gpu_is_there() {
+        return;
+    }
+    let config = config();
+    let mut device = device(&config, Launches::Graph);
+    let (chunk, own) = (span(16, CHUNK, 0), span(64, 64, CHUNK));
+    let kept = rows(&config, 1);
+    bring(&mut device, &chunk.pages, &kept);
+    let step = |device: &mut CudaDevice| {
+        let own = Span { len: 1, ..own.clone() };
+        let work = Work::new(&[5], CHUNK, vec![chunk.clone()], own);
+        run(device, &plan(&config), &[Work { outputs: Outputs::Last, ..work }]).remove(0)
+    };
+    let alone = step(&mut device);
+    let sent = send(&mut device, &config, &chunk.pages);
+    let beside = step(&mut device);
+    assert!(!device.is_settled(&chunk.pages), "the step waited for the copy");
+    assert!(beside == alone, "the logits differ");
+    assert!(same(&sent.recv().unwrap(), &kept), "rows that left");
+}
+
+#[test]
 fn a_device_may_go_while_rows_are_copied() {
     if !gpu_is_there() {
         return;

@@ -24,6 +24,8 @@ use crate::layouts::{Layout, layout};
 
 /// Threads that move bytes, each with its own pieces: one core does not keep the bus busy.
 const MOVERS: usize = 8;
+/// Pieces that are worth a thread. Fewer are moved by the thread that has the job.
+const THREAD_BYTES: usize = 1 << 20;
 /// Pieces that a thread has in flight.
 const IN_FLIGHT: usize = 2;
 /// The most rows of a piece.
@@ -185,6 +187,7 @@ impl Carrier {
     }
 
     fn carry_in(&self, batch: &[Coming]) -> Result<(), CudaError> {
+        let n_bytes = batch.iter().map(|job| job.from.k.len() + job.from.v.len()).sum();
         let pieces = batch.iter().flat_map(|job| {
             let (layers, rows) = (job.layers.clone(), job.rows.clone());
             let pieces = pieces(layers, &job.copy.pages, rows, self.row_bytes);
@@ -194,7 +197,7 @@ impl Carrier {
             })
         });
         self.fork(batch.iter().map(|job| &*job.copy))?;
-        self.write(pieces)?;
+        self.write(pieces, n_bytes)?;
         self.join(batch.iter().map(|job| &*job.copy))
     }
 
@@ -221,8 +224,9 @@ impl Carrier {
     fn write<'a>(
         &self,
         pieces: impl Iterator<Item = (Piece<'a>, &'a [u8], &'a [u8])>,
+        n_bytes: usize,
     ) -> Result<(), CudaError> {
-        self.share_out(pieces, |stages, pieces| {
+        self.share_out(pieces, n_bytes, |stages, pieces| {
             self.gpu.bind();
             for (turn, (piece, k, v)) in pieces.into_iter().enumerate() {
                 let stage = &mut stages[turn % IN_FLIGHT];
@@ -245,12 +249,13 @@ impl Carrier {
         mut k: &mut [u8],
         mut v: &mut [u8],
     ) -> Result<(), CudaError> {
+        let n_bytes = k.len() + v.len();
         let pieces = pieces.map(|piece| {
             let own_k = k.split_off_mut(..piece.bytes.len()).expect("room for every row");
             let own_v = v.split_off_mut(..piece.bytes.len()).expect("room for every row");
             (piece, own_k, own_v)
         });
-        self.share_out(pieces, |stages, pieces| {
+        self.share_out(pieces, n_bytes, |stages, pieces| {
             self.gpu.bind();
             // The next copy is started before the previous piece is taken.
             let mut asked: Option<(usize, &mut [u8], &mut [u8])> = None;
@@ -291,30 +296,33 @@ impl Carrier {
         kernel.launch_in(&self.gpu, stage.stream, launch, &[&place, &k, &v, &layer])
     }
 
-    /// Distributes pieces to threads, each with its own stages.
+    /// Distributes pieces of so many bytes to threads, each with its own stages.
     fn share_out<P: Send>(
         &self,
         pieces: impl Iterator<Item = P>,
+        n_bytes: usize,
         work: impl Fn(&mut [Stage; IN_FLIGHT], Vec<P>) -> Result<(), CudaError> + Sync,
     ) -> Result<(), CudaError> {
-        let mut hands: Vec<Vec<P>> = self.stages.iter().map(|_| Vec::new()).collect();
+        let n_threads = n_bytes.div_ceil(THREAD_BYTES).clamp(1, MOVERS);
+        let mut hands: Vec<Vec<P>> = (0..n_threads).map(|_| Vec::new()).collect();
         for (i, piece) in pieces.enumerate() {
-            hands[i % MOVERS].push(piece);
+            hands[i % n_threads].push(piece);
         }
+        // A failed thread leaves no partial state that matters.
+        let work = |stages: &Mutex<[Stage; IN_FLIGHT]>, hand| {
+            work(&mut stages.lock().unwrap_or_else(PoisonError::into_inner), hand)
+        };
+        let own = hands.pop().expect("at least one");
         let work = &work;
         std::thread::scope(|scope| {
             let threads: Vec<_> = { self.stages.iter().zip(hands) }
                 .filter(|(_, hand)| !hand.is_empty())
-                .map(|(stages, hand)| {
-                    scope.spawn(move || {
-                        // A failed thread leaves no partial state that matters.
-                        work(&mut stages.lock().unwrap_or_else(PoisonError::into_inner), hand)
-                    })
-                })
+                .map(|(stages, hand)| scope.spawn(move || work(stages, hand)))
                 .collect();
+            let moved = work(&self.stages[n_threads - 1], own);
             { threads.into_iter() }
                 .map(|thread| thread.join().unwrap_or_else(|_| panicked()))
-                .fold(Ok(()), Result::and)
+                .fold(moved, Result::and)
         })
     }
 }
