@@ -5,6 +5,7 @@
 //! prompt and the answer itself are in one index of the lane, which grows.
 
 use std::collections::HashMap;
+use std::ops::Range;
 use std::sync::Arc;
 
 use super::index::SuffixIndex;
@@ -69,6 +70,9 @@ pub(super) struct Context {
     chunks: Vec<Arc<SuffixIndex>>,
     /// The prompt without these chunks, then the answer.
     own: SuffixIndex,
+    /// Parts of the prompt that go into it before the first draft: until then there is a first token
+    /// to be computed.
+    unread: Vec<Range<usize>>,
     /// Tokens of the text that are in the indexes.
     n_read: usize,
     current: Option<Current>,
@@ -90,11 +94,25 @@ impl Context {
         let last = pieces.iter().filter(is_chunk).skip(skipped);
         let of_piece = |piece: &Piece| Some(indexes.get(piece.chunk?, &piece.tokens));
         let chunks = last.filter_map(of_piece).collect();
-        let rest: Vec<&Piece> = pieces.iter().filter(|piece| piece.chunk.is_none()).collect();
-        let mut own = SuffixIndex::with_room(rest.iter().map(|piece| piece.tokens.len()).sum());
-        rest.iter().flat_map(|piece| &piece.tokens).for_each(|token| own.push(*token));
-        let n_read = pieces.iter().map(|piece| piece.tokens.len()).sum();
-        Self { chunks, own, n_read, current: None }
+        let mut unread = Vec::new();
+        let mut n_read = 0;
+        for piece in pieces {
+            let own = n_read..n_read + piece.tokens.len();
+            n_read = own.end;
+            if piece.chunk.is_none() {
+                unread.push(own);
+            }
+        }
+        Self { chunks, own: SuffixIndex::with_room(0), unread, n_read, current: None }
+    }
+
+    /// Indexes the parts of the prompt that are no chunks, if it has not been done yet.
+    fn read_prompt(&mut self, tokens: &[u32]) {
+        let unread = std::mem::take(&mut self.unread);
+        if !unread.is_empty() {
+            self.own = SuffixIndex::with_room(unread.iter().map(ExactSizeIterator::len).sum());
+            unread.into_iter().flat_map(|own| &tokens[own]).for_each(|token| self.own.push(*token));
+        }
     }
 
     fn index(&self, chunk: Option<usize>) -> &SuffixIndex {
@@ -132,6 +150,7 @@ impl Drafter for Context {
     }
 
     fn draft(&mut self, text: &Text<'_>, max: usize, to: &mut Vec<u32>) -> usize {
+        self.read_prompt(text.tokens);
         for token in &text.tokens[self.n_read..] {
             self.read(*token);
         }
@@ -182,7 +201,9 @@ mod tests {
         ];
         let mut text: Vec<u32> = pieces.iter().flat_map(|p| p.tokens.clone()).collect();
         let mut context = Context::new(&pieces, &mut indexes);
+        assert!(context.own.tokens().is_empty(), "nothing is indexed before the first token");
         assert_eq!(drafted(&mut context, &text, 4), (0, vec![]));
+        assert_eq!(context.own.tokens(), [90, 91, 92, 93]);
         // Three tokens match in both chunks, and the last chunk is the most recent.
         text.extend([2, 3, 4]);
         assert_eq!(drafted(&mut context, &text, 4), (3, vec![60, 61]));
