@@ -151,7 +151,7 @@ export class Chat extends EventTarget {
     const timer = setTimeout(async () => {
       const found = await this.api.preview(body, waiting.signal).catch(() => null);
       if (!found || waiting.signal.aborted || turn.state !== 'writing') return;
-      Object.assign(turn, { waits: true, report: foreseen(found, body), progress: { processed: 0, total: found.tokens } });
+      Object.assign(turn, { waits: true, report: foreseen(found), progress: { processed: 0, total: found.tokens } });
       view.read(turn);
     }, TURN_MS);
     const endWait = () => {
@@ -231,10 +231,10 @@ export class Chat extends EventTarget {
 }
 
 /** A report of a prompt that waits for its turn, from what the server foresees. */
-function foreseen({ chunks }, { reuse }) {
+function foreseen({ chunks }) {
   const later = { shift: 0, repaired_tokens: 0, attention: 0, ms: 0 };
   return {
-    chunks: chunks.map((chunk) => ({ ...chunk, ...later, source: chunk.source ?? 'computed', reuse: chunk.id && chunk.level === 1 ? reuse : 'exact' })),
+    chunks: chunks.map((chunk) => ({ ...chunk, ...later, source: chunk.source ?? 'computed', reuse: chunk.reuse ?? 'exact' })),
     answer_attention: 0, saved_ms: 0,
   };
 }

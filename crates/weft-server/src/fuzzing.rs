@@ -4,6 +4,8 @@
 
 use std::collections::BTreeMap;
 
+use weft_core::chunk::Reuse;
+
 use crate::api_error::ApiError;
 use crate::dialects::{
     CompletionRequest, CountRequest, MessagesRequest, OllamaChat, OllamaGenerate, OpenAiChat,
@@ -36,7 +38,7 @@ impl Reader {
     pub fn messages(&self, body: &[u8]) -> bool {
         let read = || -> Result<(), ApiError> {
             let CountRequest(counted) = parse(body)?;
-            counted.prompt(&self.0, &BTreeMap::new())?;
+            counted.prompt(&self.0, &BTreeMap::new(), Reuse::Exact)?;
             let request: MessagesRequest = parse(body)?;
             self.answer(&request.chat)
         };
@@ -68,9 +70,11 @@ impl Reader {
 
     /// Does what is done for a chat of any dialect before the engine gets it.
     fn answer(&self, request: &ChatRequest) -> Result<(), ApiError> {
-        request.compose(&self.0, &BTreeMap::new())?;
+        for reuse in Reuse::ALL {
+            request.compose(&self.0, &BTreeMap::new(), reuse)?;
+        }
         request.sampling(&self.0)?;
-        self.follow(request.rule().as_ref())
+        self.follow(request.rule(self.0.call_style).as_ref())
     }
 
     /// Reads the body of a completion. False if it is refused.

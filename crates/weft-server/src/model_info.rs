@@ -14,6 +14,7 @@ use weft_core::tokenizer::Tokenizer;
 
 use crate::api_error::ApiError;
 use crate::grammars::{Grammars, Rule, ThinkingLimit, Turns};
+use crate::responses::CallStyle;
 
 /// Why the engine could not be loaded.
 pub type LoadError = Box<dyn Error + Send + Sync>;
@@ -61,6 +62,8 @@ pub(crate) struct ModelInfo {
     pub(crate) identity: serde_json::Value,
     pub(crate) shape: Config,
     can_think: bool,
+    /// How the model writes calls of tools.
+    pub(crate) call_style: CallStyle,
     /// The token that ends an answer, if the model has one.
     end: Option<u32>,
     grammars: OnceLock<Result<Grammars, ApiError>>,
@@ -86,6 +89,10 @@ impl ModelInfo {
             identity: identity.clone(),
             shape: model.config.clone(),
             can_think: model.thinks(None),
+            call_style: model
+                .template
+                .as_ref()
+                .map_or(CallStyle::Hermes, |template| CallStyle::of_template(template.source())),
             end: chat_end(model),
             grammars: OnceLock::new(),
             turns: Turns::default(),

@@ -3,6 +3,7 @@
 use std::net::{IpAddr, Ipv4Addr};
 
 use clap::Args;
+use weft_core::chunk::Reuse;
 use weft_server::AllowedOrigin;
 
 use super::{CacheArgs, ModelArgs, SpeculateArgs};
@@ -47,6 +48,11 @@ pub(crate) struct ServeArgs {
     /// Refuse requests for other models with status 404 (default: the one model answers them)
     #[arg(long)]
     pub(crate) strict_model: bool,
+    /// How system blocks, tools and messages of chats are reused, if a request does not say: exact
+    /// (after the same prompt), anchored (after the same system block, at any place) or isolated
+    /// (anywhere); the last two are approximate
+    #[arg(long, value_name = "HOW", default_value_t = Reuse::Exact)]
+    pub(crate) reuse: Reuse,
     /// Open the page in the browser
     #[arg(long)]
     pub(crate) open: bool,

@@ -32,6 +32,7 @@ pub(crate) fn run(args: ServeArgs) -> Result<ExitCode, CliError> {
         allowed_origins: args.allow_origin,
         aliases: names.collect(),
         strict_model: args.strict_model,
+        reuse: args.reuse,
         api_key: args.api_key,
         insecure: args.insecure,
         allowed_hosts: args.allow_host,

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 use super::{
-    Chunk, ChunkError, ChunkId, Composition, Kind, Library, Prompt, Repair, Reuse,
+    Chunk, ChunkError, ChunkId, Composition, Kind, Library, Prompt, Repair, Reuse, TurnReuse,
     compose_conversation, compose_prompt,
 };
 use crate::prompt::{Conversation, Message, PromptError, Template};
@@ -147,7 +147,9 @@ impl Asked {
             Self::Chat { system, turns } => {
                 let (messages, documents) = desk.messages(system.as_deref(), turns)?;
                 let conversation = Conversation::new(messages, thinking);
-                let mut prompt = compose_conversation(template()?, tokenizer, &conversation, [])?;
+                let reuse = TurnReuse::default();
+                let mut prompt =
+                    compose_conversation(template()?, tokenizer, &conversation, [], &reuse)?;
                 desk.name_documents(&mut prompt, &documents);
                 prompt
             }

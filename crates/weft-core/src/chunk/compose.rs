@@ -1,4 +1,5 @@
-//! Composes chunks or messages into a [`Composition`], through the model's template.
+//! Composes chunks into a [`Composition`], through the model's template; `conversation` does the
+//! same for messages.
 //!
 //! The template renders the whole prompt. The result is cut before each text of the conversation,
 //! so a piece is a text plus the template's tokens after it. Tokens before the first text belong to
@@ -6,15 +7,35 @@
 //! not depend on whether it comes first.
 
 use super::{Chunk, ChunkError, ChunkId, Composition, Kind, Library, Piece, Prompt, Repair, Reuse};
-use crate::prompt::{Content, Conversation, Message, PromptError, Segment, Template};
+use crate::prompt::{Conversation, Message, PromptError, Segment, Template};
 use crate::tokenizer::Tokenizer;
 
 /// A text of the conversation, in the order in which the template writes them.
-struct Text<'c> {
-    kind: Kind,
+pub(super) struct Text<'c> {
+    pub(super) kind: Kind,
     /// The chunk with this text, if there is one; its tokens are known already.
-    chunk: Option<&'c Chunk>,
-    text: String,
+    pub(super) chunk: Option<&'c Chunk>,
+    pub(super) text: String,
+    pub(super) place: Place,
+    pub(super) reuse: Reuse,
+    pub(super) is_anchor: bool,
+}
+
+/// Where a text stands in the conversation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Place {
+    /// It is a content, or a part of one.
+    Message,
+    /// It is the name of a tool, which its definition contains.
+    Tool,
+    /// It is the name of a tool in a call.
+    Call,
+}
+
+impl<'c> Text<'c> {
+    pub(super) fn new(kind: Kind, place: Place, text: String) -> Self {
+        Self { kind, chunk: None, text, place, reuse: Reuse::Exact, is_anchor: false }
+    }
 }
 
 /// Renders a prompt of chunks.
@@ -39,7 +60,7 @@ pub fn compose_prompt(
     for id in &prompt.contexts {
         texts.push(text_of(library, id, |kind| kind.level() == 1, "context or output chunk")?);
     }
-    texts.push(Text { kind: Kind::Query, chunk: None, text: query.clone() });
+    texts.push(Text::new(Kind::Query, Place::Message, query.clone()));
     let (systems, rest) = texts.split_at(prompt.systems.len());
     let systems = systems.iter().map(|text| Message::system(&text.text));
     let user = Message::user_pieces(rest.iter().map(|text| text.text.clone()).collect());
@@ -60,7 +81,8 @@ fn text_of<'c>(
     if !may_stand(chunk.kind) {
         return Err(ChunkError::WrongKind { id: *id, kind: chunk.kind, wanted });
     }
-    Ok(Text { kind: chunk.kind, chunk: Some(chunk), text: chunk.in_prompt() })
+    let text = Text::new(chunk.kind, Place::Message, chunk.in_prompt());
+    Ok(Text { chunk: Some(chunk), ..text })
 }
 
 /// Sets how contexts and outputs may be reused.
@@ -70,49 +92,9 @@ pub(super) fn set_reuse(composition: &mut Composition, reuse: Reuse) {
     }
 }
 
-/// Renders a conversation. Each turn is a piece, and so is each document of a turn. A text that
-/// equals a chunk of `chunks`, as it appears in a prompt, is reported as that chunk.
-pub fn compose_conversation<'c>(
-    template: &Template,
-    tokenizer: &Tokenizer,
-    conversation: &Conversation,
-    chunks: impl IntoIterator<Item = &'c Chunk>,
-) -> Result<Composition, PromptError> {
-    let chunks: Vec<&Chunk> = chunks.into_iter().collect();
-    let mut texts: Vec<Text<'_>> = conversation.messages.iter().flat_map(texts_of).collect();
-    for text in &mut texts {
-        let is_it = |chunk: &&Chunk| {
-            chunk.kind.level() == text.kind.level() && chunk.in_prompt() == text.text
-        };
-        if let Some(chunk) = chunks.iter().copied().find(is_it) {
-            (text.kind, text.chunk) = (chunk.kind, Some(chunk));
-        }
-    }
-    if let Some(last) = texts.last_mut() {
-        last.kind = Kind::Query;
-    }
-    let mut composition = cut(template, tokenizer, conversation, &texts)?;
-    composition.join_oldest();
-    Ok(composition)
-}
-
-fn texts_of<'c>(message: &Message) -> Vec<Text<'c>> {
-    let kind = match &*message.role {
-        "system" | "developer" => Kind::System,
-        "assistant" => Kind::Output,
-        _ => Kind::Context,
-    };
-    let texts = match &message.content {
-        Some(Content::Pieces(pieces)) => pieces.clone(),
-        Some(content) => vec![content.text()],
-        None => Vec::new(),
-    };
-    texts.into_iter().map(|text| Text { kind, chunk: None, text }).collect()
-}
-
 /// Renders, encodes and cuts. If the template changed a text beyond recognition, the text is not
 /// cut off; it stays in the piece before it.
-fn cut(
+pub(super) fn cut(
     template: &Template,
     tokenizer: &Tokenizer,
     conversation: &Conversation,
@@ -124,11 +106,11 @@ fn cut(
         texts.iter().find(is_it).and_then(|text| text.chunk).map(|chunk| &chunk.tokens[..])
     };
     let encoded = rendered.encode(tokenizer, known)?;
-    let mut texts = texts.iter();
+    let mut texts = Texts::new(texts);
     let mut pieces: Vec<Piece> = Vec::new();
     let mut leading = Vec::new();
     for (segment, tokens) in rendered.segments().iter().zip(encoded) {
-        match next_text(&mut texts, segment) {
+        match texts.next(segment) {
             Some(text) => {
                 begin_piece(&mut pieces, text, std::mem::take(&mut leading), tokens);
             }
@@ -145,23 +127,53 @@ fn cut(
     Ok(Composition { pieces, repair: Repair::None })
 }
 
-/// The text that a segment shows, if any. Texts before it were left out by the template.
-fn next_text<'t, 'c>(
-    texts: &mut std::slice::Iter<'t, Text<'c>>,
-    segment: &Segment,
-) -> Option<&'t Text<'c>> {
-    let Segment::Content(content) = segment else { return None };
-    let found = texts.as_slice().iter().position(|text| text.text.trim() == content.trim())?;
-    texts.nth(found)
+/// The texts that were not found yet. Templates write tools and messages in either order.
+struct Texts<'t, 'c> {
+    messages: Vec<&'t Text<'c>>,
+    tools: Vec<&'t Text<'c>>,
+}
+
+impl<'t, 'c> Texts<'t, 'c> {
+    fn new(texts: &'t [Text<'c>]) -> Self {
+        let reversed = |are_tools: bool| {
+            let is_wanted = move |text: &&Text<'_>| (text.place == Place::Tool) == are_tools;
+            texts.iter().rev().filter(is_wanted).collect()
+        };
+        Self { messages: reversed(false), tools: reversed(true) }
+    }
+
+    /// The text that a segment shows, if any. Messages before it were left out by the template. The
+    /// name of a tool may stand in many places, so only the next one is looked for.
+    fn next(&mut self, segment: &Segment) -> Option<&'t Text<'c>> {
+        let Segment::Content(content) = segment else { return None };
+        let is_it = |text: &Text<'_>| text.text.trim() == content.trim();
+        let defines = |tool: &Text<'_>| {
+            let name = serde_json::Value::from(&*tool.text).to_string();
+            let has = |space: &str| content.contains(&format!("\"name\":{space}{name}"));
+            is_it(tool) || content.starts_with('{') && (has(" ") || has(""))
+        };
+        if let Some(tool) = self.tools.pop_if(|tool| defines(tool)) {
+            return Some(tool);
+        }
+        let last = self.messages.len().checked_sub(1)?;
+        let may_be = |at: usize, text: &Text<'_>| at == last || text.place != Place::Call;
+        let mut places = self.messages.iter().enumerate();
+        let at = places.rfind(|(at, text)| is_it(text) && may_be(*at, text)).map(|(at, _)| at)?;
+        let found = self.messages[at];
+        self.messages.truncate(at);
+        Some(found)
+    }
 }
 
 fn begin_piece(pieces: &mut Vec<Piece>, text: &Text<'_>, mut leading: Vec<u32>, tokens: Vec<u32>) {
-    if !leading.is_empty() && text.kind.level() == 1 {
+    let stands_alone = text.kind.level() == 1 || text.reuse != Reuse::Exact;
+    if !leading.is_empty() && stands_alone {
         pieces.push(Piece::exact(Kind::System, std::mem::take(&mut leading)));
     }
     leading.extend(tokens);
     let (kind, chunk) = (text.kind, text.chunk.map(|chunk| chunk.id));
-    pieces.push(Piece { kind, chunk, tokens: leading, reuse: Reuse::Exact });
+    let (reuse, is_anchor) = (text.reuse, text.is_anchor);
+    pieces.push(Piece { kind, chunk, tokens: leading, reuse, is_anchor });
 }
 
 #[cfg(test)]
@@ -170,6 +182,7 @@ mod tests {
     use std::path::Path;
 
     use super::*;
+    use crate::chunk::{TurnReuse, compose_conversation};
 
     /// Composes prompts from chunks that are registered here.
     struct Desk {
@@ -236,30 +249,19 @@ mod tests {
         let said = Message::user_pieces(vec![chunk.in_prompt(), "why?".to_owned()]);
         let conversation = Conversation::new(vec![said], None);
         let (template, tokenizer) = (&desk.template, &desk.tokenizer);
-        let chatted = compose_conversation(template, tokenizer, &conversation, [&chunk]).unwrap();
+        let chatted = compose_conversation(
+            template,
+            tokenizer,
+            &conversation,
+            [&chunk],
+            &TurnReuse::default(),
+        )
+        .unwrap();
         for composition in [composed, chatted] {
             let mut pieces = composition.pieces.iter();
             let piece = pieces.find(|piece| piece.chunk == Some(id)).unwrap();
             assert_eq!(piece.tokens, chunk.tokens);
         }
-    }
-
-    #[test]
-    fn the_oldest_turns_of_a_long_chat_are_one_piece() {
-        let desk = Desk::new();
-        let turns = (0..Composition::MAX_PIECES).flat_map(|n| {
-            [Message::user(&format!("question {n}")), Message::assistant(&format!("answer {n}"))]
-        });
-        let messages = turns.chain([Message::user("why?")]).collect();
-        let conversation = Conversation::new(messages, None);
-        let (template, tokenizer) = (&desk.template, &desk.tokenizer);
-        let chat = compose_conversation(template, tokenizer, &conversation, []).unwrap();
-        assert_eq!(chat.pieces.len(), Composition::MAX_PIECES);
-        let encoded = template.render(&conversation).unwrap().encode(tokenizer, |_| None).unwrap();
-        assert_eq!(chat.tokens(), encoded.concat(), "nothing is lost");
-        let longest = chat.pieces.iter().map(|piece| piece.tokens.len()).max();
-        assert_eq!(longest, Some(chat.pieces[1].tokens.len()));
-        assert_eq!(chat.pieces.last().unwrap().kind, Kind::Query);
     }
 
     #[test]

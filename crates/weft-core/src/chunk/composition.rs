@@ -19,14 +19,16 @@ pub struct Piece {
     pub chunk: Option<ChunkId>,
     /// Its tokens, including the template's tokens around it.
     pub tokens: Vec<u32>,
-    /// Which tokens it attends to. Only contexts and outputs may be approximate.
+    /// Which tokens it attends to. The last piece of a prompt is always exact.
     pub reuse: Reuse,
+    /// Whether anchored pieces after it attend to it, although it may have been moved itself.
+    pub is_anchor: bool,
 }
 
 impl Piece {
     /// A piece that attends to everything before it.
     pub fn exact(kind: Kind, tokens: Vec<u32>) -> Self {
-        Self { kind, chunk: None, tokens, reuse: Reuse::Exact }
+        Self { kind, chunk: None, tokens, reuse: Reuse::Exact, is_anchor: false }
     }
 }
 

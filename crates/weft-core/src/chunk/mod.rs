@@ -9,6 +9,7 @@ mod asked;
 mod card;
 mod compose;
 mod composition;
+mod conversation;
 mod homes;
 mod library;
 mod parcel;
@@ -23,8 +24,9 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 
 pub use self::asked::{AskError, Asked, Composed, Source, Turn};
-pub use self::compose::{compose_conversation, compose_prompt};
+pub use self::compose::compose_prompt;
 pub use self::composition::{Composition, Piece};
+pub use self::conversation::{TurnReuse, compose_conversation};
 pub use self::homes::Homes;
 pub use self::library::{Chunk, Library, Which};
 pub use self::parcel::{Exported, Imported, Parcel, SignedParcel, SignedRows, Untrusted, export};

@@ -131,10 +131,17 @@ impl Report {
             + computed.map(|piece| piece.time).sum::<Duration>()
     }
 
+    /// Tokens that did not attend to everything before them: those of pieces that were moved.
+    pub fn approximate_tokens(&self) -> usize {
+        let moved = self.pieces.iter().filter(|piece| piece.shift != 0);
+        moved.map(|piece| piece.tokens - piece.repaired_tokens.min(piece.tokens)).sum()
+    }
+
     /// The report as JSON, as responses contain it.
     pub fn json(&self) -> Value {
         json!({
             "chunks": self.pieces.iter().map(PieceReport::json).collect::<Vec<_>>(),
+            "approximate_tokens": self.approximate_tokens(),
             "answer_attention": self.answer_attention,
             "saved_ms": milliseconds(self.saved()),
             "cold_ms_estimate": milliseconds(self.cold_estimate()),
@@ -180,6 +187,21 @@ mod tests {
     }
 
     #[test]
+    fn moved_pieces_are_approximate_except_where_they_are_repaired() {
+        let moved = |shift, repaired_tokens| PieceReport {
+            shift,
+            repaired_tokens,
+            ..piece(Some(Tier::Device), 0, 1)
+        };
+        let pieces = vec![moved(0, 0), moved(5, 0), moved(-5, 3)];
+        let report = Report { pieces, answer_attention: 0.0 };
+        assert_eq!(
+            (report.approximate_tokens(), &report.json()["approximate_tokens"]),
+            (13, &json!(13))
+        );
+    }
+
+    #[test]
     fn what_bringing_took_is_not_saved_and_what_computing_took_is_spent_anyway() {
         let pieces = vec![piece(Some(Tier::Disk), 5, 80), piece(None, 30, 0)];
         let report = Report { pieces, answer_attention: 0.5 };
@@ -187,6 +209,7 @@ mod tests {
         assert_eq!(report.cold_estimate(), Duration::from_millis(110));
         assert_eq!(report.cached_tokens(), 8);
         let json = report.json();
+        assert_eq!(json["approximate_tokens"], 0);
         assert_eq!((&json["saved_ms"], &json["cold_ms_estimate"]), (&json!(75.0), &json!(110.0)));
         let sources = json["chunks"].as_array().unwrap().iter().map(|chunk| &chunk["source"]);
         assert_eq!(sources.collect::<Vec<_>>(), ["disk", "computed"]);

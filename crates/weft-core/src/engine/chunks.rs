@@ -7,7 +7,7 @@ use super::held::Policy;
 use super::placement::{Placement, PlannedNode};
 use super::{CacheStats, Cancel, Engine, GenerateError, LaneId, Request, RequestError, Saving};
 use crate::chunk::{
-    Chunk, ChunkError, ChunkId, Composition, Kind, Library, Prompt, Tier, Which,
+    Chunk, ChunkError, ChunkId, Composition, Kind, Library, Prompt, Reuse, Tier, TurnReuse, Which,
     compose_conversation, compose_prompt,
 };
 use crate::prompt::{Conversation, Template};
@@ -38,6 +38,8 @@ pub struct PiecePreview {
     /// The tier that holds them, or the slowest if there are several. `None` if any token has to be
     /// computed.
     pub source: Option<Tier>,
+    /// Which tokens it attends to.
+    pub reuse: Reuse,
 }
 
 impl Preview {
@@ -130,7 +132,8 @@ impl Engine {
 
     /// Composes a conversation; each turn is a piece.
     pub fn compose_chat(&self, conversation: &Conversation) -> Result<Composition, ChunkError> {
-        Ok(compose_conversation(self.template()?, &self.tokenizer, conversation, [])?)
+        let (template, tokenizer) = (self.template()?, &self.tokenizer);
+        Ok(compose_conversation(template, tokenizer, conversation, [], &TurnReuse::default())?)
     }
 
     /// A request for an answer to a prompt of chunks.
@@ -160,7 +163,8 @@ impl Engine {
             }
             let source = source.filter(|_| cached_tokens == range.len());
             let (chunk, kind, tokens) = (piece.chunk, piece.kind, range.len());
-            pieces.push(PiecePreview { chunk, kind, tokens, cached_tokens, source });
+            let reuse = piece.reuse;
+            pieces.push(PiecePreview { chunk, kind, tokens, cached_tokens, source, reuse });
         }
         let shape = self.cache.shape();
         let bytes = 2 * shape.bytes(shape.layers, prompt.len()) as u64;

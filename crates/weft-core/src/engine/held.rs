@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::time::Duration;
 
 use super::LaneId;
-use super::placement::{Placement, PlannedNode};
+use super::placement::{Placement, PlannedNode, Sees};
 use crate::cache::{Begin, Brought, Cache, GroupId, NewNode, Node, NodeId};
 use crate::chunk::{Choice, Composition, Repair, Reuse, Tier};
 use crate::device::{Device, Span};
@@ -20,10 +20,11 @@ pub(super) struct HeldNode {
     pub(super) range: Range<usize>,
     /// The position that its first key is rotated for.
     pub(super) home: usize,
-    /// Number of nodes at the start of the prompt that it attends to.
-    pub(super) sees: usize,
-    /// Rows of its first page that belong to these nodes.
+    pub(super) sees: Sees,
+    /// Rows of its first page that belong to the nodes that it attends to.
     pub(super) lead: usize,
+    /// Whether anchored nodes attend to it.
+    pub(super) is_anchor: bool,
     /// The pages of its rows, referenced by the lane: the node's, or copies if rows are repaired.
     pub(super) pages: Vec<PageId>,
     /// The tier that held the rows. `None` if this lane computes them, or waits for a lane that
@@ -256,7 +257,7 @@ impl Maker<'_> {
     }
 
     fn hold(&mut self, planned: PlannedNode, node: NodeId, brought: Option<Brought>) -> HeldNode {
-        let PlannedNode { range, chunk, home, sees, lead, .. } = planned;
+        let PlannedNode { range, chunk, home, sees, lead, is_anchor, .. } = planned;
         let kept = self.cache.node_mut(node);
         debug_assert_eq!(kept.lead, lead, "the parent determines where rows start in a page");
         kept.chunk = kept.chunk.or(chunk);
@@ -274,6 +275,7 @@ impl Maker<'_> {
             home,
             sees,
             lead,
+            is_anchor,
             computed: 0,
             repaired: 0,
         };

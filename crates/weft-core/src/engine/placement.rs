@@ -2,7 +2,11 @@
 //!
 //! Exact pieces are looked up by their tokens and everything before them, wherever they were cut
 //! when they were computed. An approximate piece is looked up after the context that it may attend
-//! to: the system piece, or nothing. If it stands where it was computed, it is treated as exact.
+//! to: the anchor, or nothing. If it stands where it was computed, it is treated as exact.
+//!
+//! The anchor is the prompt's first system piece, and the pieces after it that are marked as
+//! anchors, as if nothing stood between them. So a marked piece may itself be moved, by a text
+//! before it that changes from prompt to prompt.
 //!
 //! Consecutive rows at home form a *run*, which is one span for devices: from the run's first row
 //! on, each page holds the rows of 64 positions, whatever nodes they belong to. The result
@@ -25,10 +29,11 @@ pub(super) struct PlannedNode {
     /// The key and length of the context that its rows attended to.
     pub(super) parent: KvKey,
     pub(super) home: usize,
-    /// Number of nodes at the start of the prompt that it attends to.
-    pub(super) sees: usize,
-    /// Rows of its first page that belong to these nodes.
+    pub(super) sees: Sees,
+    /// Rows of its first page that belong to the nodes that it attends to.
     pub(super) lead: usize,
+    /// Whether anchored nodes attend to it.
+    pub(super) is_anchor: bool,
     /// The node that holds its rows, if they are cached.
     pub(super) found: Option<NodeId>,
 }
@@ -37,6 +42,38 @@ impl PlannedNode {
     /// Whether it was moved from the position that it was computed at.
     pub(super) fn is_moved(&self) -> bool {
         self.range.start != self.home
+    }
+}
+
+/// The nodes of a prompt that a node attends to: the first ones, and some after them.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Sees {
+    /// The number of nodes at the start of the prompt.
+    first: usize,
+    /// Others, in ascending order: marked anchors.
+    then: Vec<usize>,
+}
+
+impl Sees {
+    /// The first nodes of the prompt.
+    pub(super) const fn first(first: usize) -> Self {
+        Self { first, then: Vec::new() }
+    }
+
+    /// The places of the nodes in the prompt, in order.
+    pub(super) fn places(&self) -> impl DoubleEndedIterator<Item = usize> {
+        (0..self.first).chain(self.then.iter().copied())
+    }
+
+    /// Whether these are the prompt's first nodes alone. If not, all of them are attended to as if
+    /// they stood at home.
+    pub(super) fn are_first(&self) -> bool {
+        self.then.is_empty()
+    }
+
+    /// Whether these are all nodes before place `index`.
+    pub(super) fn are_all_before(&self, index: usize) -> bool {
+        self.first == index && self.are_first()
     }
 }
 
@@ -64,7 +101,7 @@ impl Placement {
             limit,
             tokens: composition.tokens(),
             has_anchored: pieces_are_anchored(composition),
-            anchor: Anchor { key: root.key(), len: 0, nodes: 0, run_start: 0 },
+            anchor: Anchor { prefix: root.clone(), len: 0, sees: Sees::default(), run_start: 0 },
             root: root.key(),
             prefix: root,
             nodes: Vec::new(),
@@ -79,9 +116,7 @@ impl Placement {
             } else {
                 planner.place_exact(&pieces[..n]);
             }
-            if piece.kind == Kind::System && planner.anchor.nodes == 0 {
-                planner.set_anchor();
-            }
+            planner.anchor_to(piece, n > 0);
             pieces = &pieces[n.max(1)..];
         }
         let answer_lead = planner.lead();
@@ -124,11 +159,12 @@ fn pieces_are_anchored(composition: &Composition) -> bool {
     composition.pieces.iter().any(|piece| piece.reuse == Reuse::Anchored)
 }
 
-/// The system piece, which anchored pieces attend to.
+/// What anchored pieces attend to.
 struct Anchor {
-    key: KvKey,
+    /// Its tokens as a context.
+    prefix: Prefix,
     len: usize,
-    nodes: usize,
+    sees: Sees,
     run_start: usize,
 }
 
@@ -162,13 +198,21 @@ impl Planner<'_> {
         }
     }
 
-    /// The number of consecutive pieces that stand where they are computed. A system piece counts
-    /// alone if others are anchored to it; otherwise rows may span it and the pieces after it.
+    /// The number of consecutive pieces that stand where they are computed. A system piece and the
+    /// anchors that follow it count alone if others are anchored to them; otherwise rows may span
+    /// it and the pieces after it.
     fn exact_run(&self, pieces: &[Piece]) -> usize {
-        let mut position = self.at;
+        let (mut position, mut anchor_len) = (self.at, self.anchor.len);
         let is_exact = |piece: &&Piece| {
-            let is_exact = self.home(piece.reuse, position) == position;
+            let home = match piece.reuse {
+                Reuse::Anchored => anchor_len,
+                reuse => self.home(reuse, position),
+            };
+            let is_exact = home == position;
             position += piece.tokens.len();
+            if piece.is_anchor || anchor_len == 0 && self.may_be_first(piece) {
+                anchor_len = position;
+            }
             is_exact
         };
         let n = pieces.iter().take_while(is_exact).count();
@@ -177,7 +221,7 @@ impl Planner<'_> {
         }
         let system = pieces[..n].iter().position(|piece| piece.kind == Kind::System);
         match system {
-            Some(0) => 1,
+            Some(0) => 1 + pieces[1..n].iter().take_while(|piece| piece.is_anchor).count(),
             Some(before) => before,
             None => n,
         }
@@ -192,9 +236,33 @@ impl Planner<'_> {
         self.cache.longest(parent, &self.tokens[range.start..end])
     }
 
-    fn set_anchor(&mut self) {
-        let (len, nodes, run_start) = (self.at, self.nodes.len(), self.run_start);
-        self.anchor = Anchor { key: self.prefix.key(), len, nodes, run_start };
+    /// Whether a piece is the system piece with which the anchor begins.
+    fn may_be_first(&self, piece: &Piece) -> bool {
+        let has_none = self.anchor.sees == Sees::default();
+        has_none && piece.kind == Kind::System && piece.reuse == Reuse::Exact
+    }
+
+    /// Makes a piece that was placed part of the anchor, if it belongs there.
+    fn anchor_to(&mut self, piece: &Piece, is_at_home: bool) {
+        let sees = &self.anchor.sees;
+        let is_first = self.may_be_first(piece);
+        let is_marked =
+            piece.is_anchor && piece.reuse == Reuse::Anchored && !piece.tokens.is_empty();
+        let is_seen_at_home =
+            !sees.are_first() || self.nodes[..sees.first].iter().all(|planned| !planned.is_moved());
+        match is_at_home {
+            true if is_first || is_marked => {
+                let (len, run_start) = (self.at, self.run_start);
+                let sees = Sees::first(self.nodes.len());
+                self.anchor = Anchor { prefix: self.prefix.clone(), len, sees, run_start };
+            }
+            false if is_marked && is_seen_at_home => {
+                self.anchor.prefix.add(&piece.tokens);
+                self.anchor.len += piece.tokens.len();
+                self.anchor.sees.then.push(self.nodes.len() - 1);
+            }
+            _ => {}
+        }
     }
 
     /// Consecutive exact pieces: cached nodes may span them, new ones are cut between them.
@@ -215,8 +283,9 @@ impl Planner<'_> {
                     range,
                     chunk: piece.chunk,
                     parent,
-                    sees: self.nodes.len(),
+                    sees: Sees::first(self.nodes.len()),
                     lead,
+                    is_anchor: piece.is_anchor,
                     found: found.map(|(id, _)| id),
                 });
             }
@@ -228,10 +297,10 @@ impl Planner<'_> {
         if piece.tokens.is_empty() {
             return;
         }
-        let Anchor { key, len, nodes, run_start } = &self.anchor;
+        let Anchor { prefix, len, sees, run_start } = &self.anchor;
         let (parent, sees, lead) = match piece.reuse {
-            Reuse::Isolated => (self.root, 0, 0),
-            _ => (*key, *nodes, (len - run_start) % PAGE_ROWS),
+            Reuse::Isolated => (self.root, Sees::default(), 0),
+            _ => (prefix.key(), sees.clone(), (len - run_start) % PAGE_ROWS),
         };
         let whole = |(id, len): (NodeId, usize)| (len == piece.tokens.len()).then_some(id);
         let range = self.at..self.at + piece.tokens.len();
@@ -246,6 +315,7 @@ impl Planner<'_> {
             home: self.home(piece.reuse, usize::MAX),
             sees,
             lead,
+            is_anchor: piece.is_anchor,
             found: found.and_then(whole),
         });
     }

@@ -86,7 +86,9 @@ pub(super) fn choose(
     let end = *lane.repairs.ends.last().expect("there is a run to repair");
     lane.complete_pages(end, cache, device);
     let before = lane.nodes[..end].iter().rposition(|held| !held.is_moved());
-    let moved: Vec<usize> = (before.map_or(0, |before| before + 1)..end).collect();
+    // Anchors stay as they are: rows that are kept attend to them, also in later prompts.
+    let moved = before.map_or(0, |before| before + 1)..end;
+    let moved: Vec<usize> = moved.filter(|index| !lane.nodes[*index].is_anchor).collect();
     let mut rows = Vec::new();
     match lane.repairs.repair {
         Repair::None => {}

@@ -2,6 +2,7 @@
 //! bit with a cold run of the same tokens, after any history.
 
 mod ahead;
+mod anchors;
 mod drafts;
 mod failing;
 mod figures;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use axum::Json;
 use axum::response::{IntoResponse, Response};
-use weft_core::chunk::{Chunk, ChunkId, Composition};
+use weft_core::chunk::{Chunk, ChunkId, Composition, Reuse};
 use weft_core::engine::{Cancel, Request, RowGroup};
 use weft_core::sampling::{Constraint, Sampling};
 
@@ -16,7 +16,7 @@ use crate::grammars::{self, Rule};
 use crate::http::Body;
 use crate::model_info::ModelInfo;
 use crate::requests::ChatRequest;
-use crate::responses::{Choice, Recorder, ResponseWriter, ToolMode, complete, stream};
+use crate::responses::{Choice, Recorder, ResponseWriter, ToolForm, ToolMode, complete, stream};
 use crate::routes::Substitute;
 use crate::worker::Job;
 
@@ -62,12 +62,14 @@ pub(crate) async fn answer<W: ResponseWriter>(
     let (choices, streams) = (settings.choices(), settings.streams());
     let (use_cache, speculate) = (settings.uses_cache(), settings.speculate());
     let sends_progress = settings.sends_progress();
-    let (rule, rule_param) = (chat.rule(), chat.rule_param());
+    let style = model.call_style;
+    let (rule, rule_param) = (chat.rule(style), chat.rule_param());
     let (calls_once, thinking_tokens) = (chat.calls_once, chat.thinking_tokens);
+    let form = || Arc::new(ToolForm::new(style, &chat.tools().0));
     let tools = match &rule {
-        Some(Rule::Call(_)) => ToolMode::Required(chat.only_tool()),
+        Some(Rule::Call(..)) => ToolMode::Required(form(), chat.only_tool()),
         _ if chat.tools().0.is_empty() => ToolMode::None,
-        _ => ToolMode::Auto,
+        _ => ToolMode::Auto(form()),
     };
     let (prompt, prediction) = compose(app, &model, body).await?;
     let prompt_end = prompt.end_text(&model.tokenizer);
@@ -104,7 +106,7 @@ pub(crate) async fn count_tokens(
     let model = app.worker.model()?;
     let Body { value: request, bytes, share: _share } = body;
     let chunks = find_chunks(app, request.chunk_ids()).await?;
-    off_thread(bytes, move || Ok(request.prompt(&model, &chunks)?.len())).await
+    off_thread(bytes, move || Ok(request.prompt(&model, &chunks, Reuse::Exact)?.len())).await
 }
 
 /// One job per choice: the same request with different seeds. Without the cache, the choices still
@@ -141,8 +143,11 @@ pub(crate) async fn compose(
     let chunks = find_chunks(app, request.chunk_ids()).await?;
     let bytes = bytes + chunks.values().map(|chunk| chunk.text.len()).sum::<usize>();
     let model = Arc::clone(model);
-    let compose =
-        move || Ok((request.compose(&model, &chunks)?, request.settings.prediction(&model)?));
+    let reuse = app.options.reuse;
+    let compose = move || {
+        let prompt = request.compose(&model, &chunks, reuse)?;
+        Ok((prompt, request.settings.prediction(&model)?))
+    };
     off_thread(bytes, compose).await
 }
 

@@ -22,6 +22,7 @@ use weft_core::sampling::Constraint;
 use weft_core::tokenizer::Tokenizer;
 
 use crate::api_error::ApiError;
+use crate::responses::CallStyle;
 
 pub(crate) use self::thinking::ThinkingLimit;
 pub(crate) use self::turns::{Turns, compile};
@@ -46,8 +47,8 @@ pub(crate) enum Rule {
     Regex(String),
     /// One of these texts.
     Choice(Vec<String>),
-    /// A call of one of these tools.
-    Call(Vec<Value>),
+    /// A call of one of these tools, in this style.
+    Call(Vec<Value>, CallStyle),
 }
 
 impl Rule {
@@ -57,7 +58,7 @@ impl Rule {
             Self::Json(schema) => bounds::check_sizes([schema]),
             Self::Regex(regex) => bounds::check_expression(regex),
             Self::Choice(texts) => bounds::check_choices(texts),
-            Self::Call(tools) => bounds::check_sizes(tools),
+            Self::Call(tools, _) => bounds::check_sizes(tools),
         };
         checked.map_err(ApiError::invalid)
     }
@@ -72,12 +73,22 @@ impl Rule {
                 let texts: Vec<String> = texts.iter().map(|text| json!(text).to_string()).collect();
                 TopLevelGrammar::from_lark(format!("start: {}", texts.join(" | ")))
             }
-            Self::Call(tools) => {
-                let calls: Vec<Value> = tools.iter().enumerate().map(call_schema).collect();
+            Self::Call(tools, style) => {
+                let arguments = match style {
+                    CallStyle::Bare => "parameters",
+                    CallStyle::Hermes | CallStyle::Tags => "arguments",
+                };
+                let call = |(index, tool)| call_schema(index, tool, arguments);
+                let calls: Vec<Value> = tools.iter().enumerate().map(call).collect();
                 let schema = checked_schema(&json!({"anyOf": calls}))?;
-                TopLevelGrammar::from_lark(format!(
-                    "start: \"<tool_call>\\n\" call \"\\n</tool_call>\"\ncall: %json {schema}"
-                ))
+                TopLevelGrammar::from_lark(match style {
+                    CallStyle::Bare => format!("start: %json {schema}"),
+                    // Models that write tags read JSON between the same tags too.
+                    CallStyle::Hermes | CallStyle::Tags => format!(
+                        "start: \"<tool_call>\\n\" call \"\\n</tool_call>\"\n\
+                         call: %json {schema}"
+                    ),
+                })
             }
         })
     }
@@ -106,8 +117,8 @@ fn with_form(mut schema: Value) -> Value {
     schema
 }
 
-/// The schema of a call of tool number `index`.
-fn call_schema((index, tool): (usize, &Value)) -> Value {
+/// The schema of a call of tool number `index`. `arguments` is the field of its arguments.
+fn call_schema(index: usize, tool: &Value, arguments: &str) -> Value {
     let name = tool.pointer("/function/name").unwrap_or(&Value::Null);
     let parameters = tool.pointer("/function/parameters").filter(|schema| schema.is_object());
     let mut parameters = parameters.cloned().unwrap_or(json!({"properties": {}, "type": "object"}));
@@ -117,11 +128,11 @@ fn call_schema((index, tool): (usize, &Value)) -> Value {
     if decided.iter().all(|key| parameters.get(key).is_none()) {
         parameters["type"] = "object".into();
     }
-    move_references(&mut parameters, &format!("#/anyOf/{index}/properties/arguments"));
+    move_references(&mut parameters, &format!("#/anyOf/{index}/properties/{arguments}"));
     json!({
         "type": "object",
-        "properties": {"name": {"const": name}, "arguments": parameters},
-        "required": ["name", "arguments"],
+        "properties": {"name": {"const": name}, arguments: parameters},
+        "required": ["name", arguments],
         "additionalProperties": false,
     })
 }
@@ -330,11 +341,23 @@ mod tests {
             let json = format!("{{\"name\": \"now\", \"arguments\": {arguments}}}");
             format!("<tool_call>\n{json}\n</tool_call>")
         };
-        let rule = Rule::Call(vec![tool]);
+        let rule = Rule::Call(vec![tool], CallStyle::Hermes);
         assert!(follows(&rule, &call("{}")) && !follows(&rule, &call("{\"a\": 1}")));
         let tool = json!({"type": "function", "function": {"name": "now", "parameters": {}}});
-        let rule = Rule::Call(vec![tool]);
+        let rule = Rule::Call(vec![tool], CallStyle::Hermes);
         assert!(follows(&rule, &call("{\"a\": 1}")) && !follows(&rule, &call("[1]")));
+    }
+
+    #[test]
+    fn calls_have_the_style_of_their_model() {
+        let tool = json!({"type": "function", "function": {"name": "now", "parameters": {}}});
+        let rule = Rule::Call(vec![tool], CallStyle::Bare);
+        assert!(follows(&rule, "{\"name\": \"now\", \"parameters\": {\"a\": 1}}"));
+        for wrong in
+            ["{\"name\": \"now\", \"arguments\": {}}", "{\"name\": \"x\", \"parameters\": {}}"]
+        {
+            assert!(!follows(&rule, wrong), "{wrong}");
+        }
     }
 
     #[test]
@@ -354,7 +377,7 @@ mod tests {
             "required": ["city"], "additionalProperties": false});
         let tool = json!({"type": "function",
             "function": {"name": "weather", "parameters": parameters}});
-        let rule = Rule::Call(vec![tool]);
+        let rule = Rule::Call(vec![tool], CallStyle::Hermes);
         let call = |name: &str, arguments: &str| {
             let json = format!("{{\"name\": \"{name}\", \"arguments\": {arguments}}}");
             format!("<tool_call>\n{json}\n</tool_call>")
@@ -366,7 +389,7 @@ mod tests {
             "required": ["at"], "additionalProperties": false,
             "$defs": {"Place": {"type": "string", "enum": ["Rome", "Oslo"]}}});
         let tool = |name: &str| json!({"type": "function", "function": {"name": name, "parameters": parameters}});
-        let rule = Rule::Call(vec![tool("first"), tool("second")]);
+        let rule = Rule::Call(vec![tool("first"), tool("second")], CallStyle::Hermes);
         assert!(follows(&rule, &call("second", "{\"at\": \"Oslo\"}")), "references are found");
         assert!(!follows(&rule, &call("second", "{\"at\": \"Rom\"}")));
     }

@@ -14,7 +14,7 @@ use tokio::time::timeout;
 
 use crate::api_error::ApiError;
 use crate::app::{App, off_thread};
-use crate::requests::FromJson;
+use crate::requests::{FromJson, reuse};
 
 /// The largest body.
 const MAX_BYTES: usize = 16 << 20;
@@ -98,12 +98,13 @@ impl<T: FromJson> FromRequest<Arc<App>> for Body<T> {
             return Err(refuse(too_large(), request.into_body()));
         }
         let most = announced.map_or(MAX_BYTES, |bytes| bytes as usize);
+        let given = reuse::fields_of(request.headers());
         let (mut bytes, share) = read(request.into_body(), most, &app.body_budget).await?;
         if T::EMPTY_IS_FINE && bytes.is_empty() {
             bytes.extend_from_slice(b"{}");
         }
         let n = bytes.len();
-        off_thread(n, move || Ok(Self { value: parse(&bytes)?, bytes: n, share })).await
+        off_thread(n, move || Ok(Self { value: parse_with(&bytes, given)?, bytes: n, share })).await
     }
 }
 
@@ -190,8 +191,17 @@ fn refuse(error: ApiError, rest: body::Body) -> ApiError {
 
 /// Parses JSON. The parser limits the nesting depth.
 pub(crate) fn parse<T: FromJson>(bytes: &[u8]) -> Result<T, ApiError> {
-    let json: Value = serde_json::from_slice(bytes)
+    parse_with(bytes, Vec::new())
+}
+
+/// Parses JSON, with fields that were given as headers.
+fn parse_with<T: FromJson>(
+    bytes: &[u8],
+    given: Vec<(&'static str, String)>,
+) -> Result<T, ApiError> {
+    let mut json: Value = serde_json::from_slice(bytes)
         .map_err(|error| ApiError::invalid(format!("the body is not valid JSON: {error}")))?;
+    reuse::add_fields(&mut json, given);
     T::from_json(&json)
 }
 

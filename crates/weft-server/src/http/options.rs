@@ -2,6 +2,8 @@
 
 use std::net::SocketAddr;
 
+use weft_core::chunk::Reuse;
+
 use super::{AllowedOrigin, ServeError};
 
 /// The default number of requests that may wait for a lane.
@@ -25,6 +27,8 @@ pub struct Options {
     pub aliases: Vec<String>,
     /// Refuses requests that name another model, instead of answering them with the one there is.
     pub strict_model: bool,
+    /// How the pieces of chats are reused if a request does not say.
+    pub reuse: Reuse,
     /// Requests that may wait for a lane.
     pub queue: usize,
     /// A folder for the socket through which other programs of the same user find this server.
@@ -42,6 +46,7 @@ impl Options {
             allowed_origins: Vec::new(),
             aliases: Vec::new(),
             strict_model: false,
+            reuse: Reuse::Exact,
             queue: QUEUE,
             resident: None,
         }

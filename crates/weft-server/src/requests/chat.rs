@@ -6,16 +6,18 @@
 use std::collections::BTreeMap;
 
 use serde_json::{Map, Value};
-use weft_core::chunk::{Chunk, ChunkId, Composition, Repair, Reuse, compose_conversation};
+use weft_core::chunk::{Chunk, ChunkId, Composition, Reuse, TurnReuse, compose_conversation};
 use weft_core::prompt::Conversation;
 use weft_core::sampling::Sampling;
 
-use super::messages::{ChatMessage, to_messages};
+use super::messages::{ChatMessage, Role, to_messages};
+use super::reuse::ReuseFields;
 use super::settings::Settings;
 use super::tools::{ToolChoice, Tools};
 use crate::api_error::ApiError;
 use crate::grammars::Rule;
 use crate::model_info::ModelInfo;
+use crate::responses::CallStyle;
 
 /// The most messages of one request.
 const MAX_MESSAGES: usize = 4096;
@@ -45,8 +47,7 @@ pub(crate) struct ChatRequest {
     pub(crate) continues: bool,
     /// Further variables for the template.
     pub(crate) template_values: Map<String, Value>,
-    pub(crate) reuse: Reuse,
-    pub(crate) repair: Repair,
+    pub(crate) reuse: ReuseFields,
 }
 
 impl ChatRequest {
@@ -58,7 +59,7 @@ impl ChatRequest {
             return Err(ApiError::invalid(message).param("messages"));
         }
         self.tools.check()?;
-        self.settings.check_rule(self.rule().as_ref())?;
+        self.settings.check_rule(self.has_rule())?;
         self.check_ending()?;
         match &self.tool_choice {
             ToolChoice::Named(name) if self.tools().find(name).is_none() => {
@@ -81,7 +82,7 @@ impl ChatRequest {
             (true, Some(true)) => {
                 refused("continue_final_message and add_generation_prompt cannot both be true")
             }
-            (true, _) if self.rule().is_some() => refused(
+            (true, _) if self.has_rule() => refused(
                 "an answer that continues the last message cannot have an output format or a \
                  required tool, which applies from the first token of the answer",
             ),
@@ -108,13 +109,20 @@ impl ChatRequest {
         self.messages.iter().flat_map(ChatMessage::chunk_ids).collect()
     }
 
-    /// The rule that the answer must follow, if there is one. A required tool takes precedence.
-    pub(crate) fn rule(&self) -> Option<Rule> {
+    /// Whether the answer must follow a rule.
+    fn has_rule(&self) -> bool {
+        let is_forced = matches!(self.tool_choice, ToolChoice::Required | ToolChoice::Named(_));
+        is_forced || self.format.is_some()
+    }
+
+    /// The rule that the answer must follow, if there is one. A required tool takes precedence; it
+    /// is called in the model's own style.
+    pub(crate) fn rule(&self, style: CallStyle) -> Option<Rule> {
         let tools = self.tools();
         match &self.tool_choice {
-            ToolChoice::Required => Some(Rule::Call(tools.0.clone())),
+            ToolChoice::Required => Some(Rule::Call(tools.0.clone(), style)),
             ToolChoice::Named(name) => {
-                Some(Rule::Call(tools.find(name).into_iter().cloned().collect()))
+                Some(Rule::Call(tools.find(name).into_iter().cloned().collect(), style))
             }
             _ => self.format.as_ref().map(|(_, rule)| rule.clone()),
         }
@@ -130,7 +138,7 @@ impl ChatRequest {
 
     /// Whether the model thinks first. Rules do not cover thinking.
     fn thinks(&self) -> Option<bool> {
-        if self.rule().is_some() { Some(false) } else { self.thinking }
+        if self.has_rule() { Some(false) } else { self.thinking }
     }
 
     /// The conversation as the template takes it.
@@ -148,22 +156,25 @@ impl ChatRequest {
         })
     }
 
-    /// The prompt that the engine runs; it leaves room for an answer.
+    /// The prompt that the engine runs; it leaves room for an answer. `reuse` is what holds if the
+    /// request does not say.
     pub(crate) fn compose(
         &self,
         model: &ModelInfo,
         chunks: &BTreeMap<ChunkId, Chunk>,
+        reuse: Reuse,
     ) -> Result<Composition, ApiError> {
-        let prompt = self.prompt(model, chunks)?;
+        let prompt = self.prompt(model, chunks, reuse)?;
         model.check_length(prompt.len())?;
         Ok(prompt)
     }
 
-    /// The prompt, of any length. Chunks are reused as the request says; turns always exactly.
+    /// The prompt, of any length.
     pub(crate) fn prompt(
         &self,
         model: &ModelInfo,
         chunks: &BTreeMap<ChunkId, Chunk>,
+        reuse: Reuse,
     ) -> Result<Composition, ApiError> {
         if let Some(text) = &self.raw_prompt {
             let tokens = model.tokenizer.encode_markup(text)?;
@@ -171,15 +182,18 @@ impl ChatRequest {
         }
         let conversation = self.conversation(chunks)?;
         let template = model.template()?;
+        let reuse = TurnReuse { reuse: self.reuse.reuse(reuse), anchor: self.anchor() };
+        let chunks = chunks.values();
         let mut prompt =
-            compose_conversation(template, &model.tokenizer, &conversation, chunks.values())?;
-        for piece in prompt.pieces.iter_mut().filter(|piece| piece.kind.level() == 1) {
-            if piece.chunk.is_some() {
-                piece.reuse = self.reuse;
-            }
-        }
-        prompt.repair = self.repair;
+            compose_conversation(template, &model.tokenizer, &conversation, chunks, &reuse)?;
+        prompt.repair = self.reuse.repair();
         Ok(prompt)
+    }
+
+    /// The block of the system prompt that the client marked last.
+    fn anchor(&self) -> Option<String> {
+        let system = self.messages.iter().take_while(|message| message.role == Role::System);
+        system.filter_map(ChatMessage::marked).last().map(str::to_owned)
     }
 
     /// How the answer is sampled; checked.

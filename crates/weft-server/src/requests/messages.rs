@@ -1,7 +1,7 @@
 //! Messages as clients write them, converted to what templates take.
 //!
 //! Content is text, or a list of parts: texts, and chunks by their ids. A part that a client marks
-//! with `cache_control` ends a piece, and so does each chunk.
+//! with `cache_control` ends a piece, and so does each chunk and each part of a system prompt.
 
 use std::collections::BTreeMap;
 
@@ -60,8 +60,31 @@ pub(crate) enum ChatContent {
 /// A part of a content.
 #[derive(Clone, Debug)]
 pub(crate) enum ChatPart {
-    Text { text: String, ends_piece: bool },
+    Text(TextPart),
     Chunk(ChunkId),
+}
+
+/// A text among the parts of a content.
+#[derive(Clone, Debug)]
+pub(crate) struct TextPart {
+    pub(crate) text: String,
+    /// Whether the next part begins another piece.
+    pub(crate) ends_piece: bool,
+    /// Whether the client says that everything up to here stays as it is (`cache_control`).
+    pub(crate) is_marked: bool,
+}
+
+impl ChatPart {
+    /// A text that the next text continues.
+    pub(crate) fn text(text: impl Into<String>) -> Self {
+        Self::Text(TextPart { text: text.into(), ends_piece: false, is_marked: false })
+    }
+
+    /// A text that is a piece of its own.
+    pub(crate) fn block(text: impl Into<String>, mark: Option<&Value>) -> Self {
+        let is_marked = mark.is_some_and(|mark| !mark.is_null());
+        Self::Text(TextPart { text: text.into(), ends_piece: true, is_marked })
+    }
 }
 
 /// A call of a tool. The arguments are an object, or the JSON of one.
@@ -92,8 +115,9 @@ fn read_part(part: &Value) -> Result<ChatPart, String> {
     };
     match kind {
         Some("text") => {
-            let ends_piece = part.get("cache_control").is_some_and(|mark| !mark.is_null());
-            Ok(ChatPart::Text { text: field("text")?.to_owned(), ends_piece })
+            let text = field("text")?;
+            let mark = part.get("cache_control").filter(|mark| !mark.is_null());
+            Ok(mark.map_or_else(|| ChatPart::text(text), |mark| ChatPart::block(text, Some(mark))))
         }
         Some("chunk") => {
             field("id")?.parse().map(ChatPart::Chunk).map_err(|error| error.to_string())
@@ -136,8 +160,18 @@ impl ChatMessage {
         };
         parts.iter().filter_map(|part| match part {
             ChatPart::Chunk(id) => Some(*id),
-            ChatPart::Text { .. } => None,
+            ChatPart::Text(_) => None,
         })
+    }
+
+    /// The last text of this message that the client marked as one that stays as it is.
+    pub(crate) fn marked(&self) -> Option<&str> {
+        let Some(ChatContent::Parts(parts)) = &self.content else { return None };
+        let marked = |part: &ChatPart| matches!(part, ChatPart::Text(text) if text.is_marked);
+        match parts.iter().rfind(|part| marked(part))? {
+            ChatPart::Text(part) => Some(&part.text),
+            ChatPart::Chunk(_) => None,
+        }
     }
 
     fn to_message(&self, chunks: &BTreeMap<ChunkId, Chunk>) -> Result<Message, String> {
@@ -165,13 +199,15 @@ impl ChatMessage {
         parts: &[ChatPart],
         chunks: &BTreeMap<ChunkId, Chunk>,
     ) -> Result<Content, String> {
-        let is_plain = |part: &ChatPart| matches!(part, ChatPart::Text { ends_piece: false, .. });
-        if parts.iter().all(is_plain) {
-            let texts = parts.iter().map(|part| match part {
-                ChatPart::Text { text, .. } => Part::Text { text: text.clone() },
-                ChatPart::Chunk(_) => unreachable!("all parts are texts"),
-            });
-            return Ok(Content::Parts(texts.collect()));
+        let plain = |part: &ChatPart| match part {
+            ChatPart::Text(part) if !part.ends_piece => {
+                Some(Part::Text { text: part.text.clone() })
+            }
+            _ => None,
+        };
+        let plain: Option<Vec<Part>> = parts.iter().map(plain).collect();
+        if let Some(texts) = plain.filter(|_| !self.has_blocks(parts)) {
+            return Ok(Content::Parts(texts));
         }
         let pieces = self.pieces(parts, chunks)?;
         Ok(match (&pieces[..], self.role) {
@@ -179,6 +215,11 @@ impl ChatMessage {
             ([text], Role::System) => Content::Text(text.clone()),
             _ => Content::Pieces(pieces),
         })
+    }
+
+    /// Whether each part is a piece: the blocks of a system prompt change one by one.
+    fn has_blocks(&self, parts: &[ChatPart]) -> bool {
+        self.role == Role::System && parts.len() > 1
     }
 
     /// The texts that are cached separately. A line feed separates the texts of a message, as in
@@ -199,7 +240,7 @@ impl ChatMessage {
                     pieces.push(chunk.in_prompt());
                     (open, after_text) = (false, false);
                 }
-                ChatPart::Text { text, ends_piece } => {
+                ChatPart::Text(TextPart { text, ends_piece, .. }) => {
                     if after_text && let Some(last) = pieces.last_mut() {
                         last.push('\n');
                     }
@@ -207,7 +248,7 @@ impl ChatMessage {
                         Some(last) => last.push_str(text),
                         None => pieces.push(text.clone()),
                     }
-                    (open, after_text) = (!ends_piece, true);
+                    (open, after_text) = (!ends_piece && !self.has_blocks(parts), true);
                 }
             }
         }
@@ -298,6 +339,8 @@ mod tests {
         let cut = read(json!({"role": "user", "content": [text("a"), marked, text("c")]}));
         assert_eq!(plain.content.unwrap().text(), "a\nb\nc");
         assert_eq!(cut.content, Some(Content::Pieces(vec!["a\nb\n".into(), "c".into()])));
+        let system = read(json!({"role": "system", "content": [text("a"), text("b")]}));
+        assert_eq!(system.content, Some(Content::Pieces(vec!["a\n".into(), "b".into()])));
     }
 
     #[test]

@@ -13,6 +13,7 @@ mod messages;
 mod numbers;
 mod output_format;
 mod rerank;
+pub(crate) mod reuse;
 mod settings;
 mod tools;
 pub(crate) mod unsupported;

@@ -1,11 +1,13 @@
 //! One choice of a chat while it is written: splits its text into thinking, answer and tool calls.
 
-use weft_core::engine::Token;
+use std::sync::Arc;
+
+use weft_core::engine::{FinishReason, Finished, Token};
 use weft_core::reasoning::{Parts, ReasoningStream};
 use weft_core::tokenizer::Tokenizer;
 
 use super::logprobs::{Entry, Pending};
-use super::tool_calls::{CallDelta, ToolCallStream, append};
+use super::tool_calls::{CallDelta, Found, ToolCallStream, ToolForm, append};
 
 /// The parts of a choice that became certain.
 #[derive(Debug, Default)]
@@ -13,6 +15,8 @@ pub(crate) struct Delta {
     pub(crate) reasoning: String,
     pub(crate) content: String,
     pub(crate) calls: Vec<CallDelta>,
+    /// Text that follows the calls.
+    pub(crate) after: String,
     pub(crate) logprobs: Vec<Entry>,
 }
 
@@ -21,11 +25,19 @@ impl Delta {
         self.reasoning.is_empty()
             && self.content.is_empty()
             && self.calls.is_empty()
+            && self.after.is_empty()
             && self.logprobs.is_empty()
+    }
+
+    /// The same with all its text in one place, for dialects that keep text apart from calls.
+    pub(crate) fn joined(mut self) -> Self {
+        self.content.push_str(&std::mem::take(&mut self.after));
+        self
     }
 
     /// Appends a later delta.
     pub(crate) fn append(&mut self, later: Self) {
+        let later = later.joined();
         self.reasoning.push_str(&later.reasoning);
         self.content.push_str(&later.content);
         append(&mut self.calls, later.calls);
@@ -37,9 +49,9 @@ impl Delta {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum ToolMode {
     None,
-    Auto,
+    Auto(Arc<ToolForm>),
     /// The text is one call and nothing else; of this tool, if it can be no other.
-    Required(Option<String>),
+    Required(Arc<ToolForm>, Option<String>),
 }
 
 /// Splits the text of a choice.
@@ -58,8 +70,10 @@ impl Choice {
             reasoning: ReasoningStream::after(prompt_end),
             calls: match tools {
                 ToolMode::None => None,
-                ToolMode::Auto => Some(ToolCallStream::default()),
-                ToolMode::Required(only) => Some(ToolCallStream::required(only.clone())),
+                ToolMode::Auto(form) => Some(ToolCallStream::new(Arc::clone(form))),
+                ToolMode::Required(form, only) => {
+                    Some(ToolCallStream::required(Arc::clone(form), only.clone()))
+                }
             },
             logprobs: Pending::default(),
             calls_once: false,
@@ -96,25 +110,34 @@ impl Choice {
         self.split(parts, logprobs)
     }
 
-    /// Returns the text that was held back.
-    pub(crate) fn finish(&mut self) -> Delta {
+    /// Returns what was held back.
+    pub(crate) fn finish(&mut self, finished: &Finished) -> Delta {
         if self.is_over() {
             return Delta::default();
         }
         let parts = self.reasoning.finish();
         let mut delta = self.split(parts, Vec::new());
         if let Some(calls) = &mut self.calls {
-            delta.content.push_str(&calls.finish());
+            // A stop string cuts a call off like a limit does.
+            let is_cut = finished.reason == FinishReason::Length || finished.stop.is_some();
+            let Found { before, calls, after } = calls.finish(is_cut);
+            if !delta.calls.is_empty() || !delta.after.is_empty() {
+                delta.after.push_str(&before);
+            } else {
+                delta.content.push_str(&before);
+            }
+            append(&mut delta.calls, calls);
+            delta.after.push_str(&after);
         }
         delta
     }
 
     fn split(&mut self, parts: Parts, logprobs: Vec<Entry>) -> Delta {
         let Parts { reasoning, answer } = parts;
-        let (content, calls) = match &mut self.calls {
+        let Found { before: content, calls, after } = match &mut self.calls {
             Some(stream) => stream.push(&answer),
-            None => (answer, Vec::new()),
+            None => Found { before: answer, ..Found::default() },
         };
-        Delta { reasoning, content, calls, logprobs }
+        Delta { reasoning, content, calls, after, logprobs }
     }
 }

@@ -46,6 +46,7 @@ impl PartStream {
                 events.push(PartEvent::More(arguments));
             }
         }
+        self.extend(Part::Text, delta.after, &mut events);
         events
     }
 
@@ -96,7 +97,7 @@ mod tests {
         events.extend(parts.push(text("b")));
         events.extend(parts.push(Delta::default()));
         let calls = vec![call(0, "{}"), call(1, "")];
-        events.extend(parts.push(Delta { calls, ..text("c") }));
+        events.extend(parts.push(Delta { calls, after: "d".into(), ..text("c") }));
         events.extend(parts.finish());
         assert_eq!(parts.finish(), None);
         let words: Vec<String> = events
@@ -108,7 +109,7 @@ mod tests {
                 PartEvent::Ended => ">".to_owned(),
             })
             .collect();
-        let wanted = "<Thinking hm > <Text a b c > <tool 0 {} > <tool 1 >";
+        let wanted = "<Thinking hm > <Text a b c > <tool 0 {} > <tool 1 > <Text d >";
         assert_eq!(words.join(" "), wanted);
     }
 }

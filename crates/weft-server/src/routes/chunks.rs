@@ -285,6 +285,7 @@ fn preview_json(preview: &Preview) -> Value {
             "tokens": piece.tokens,
             "cached_tokens": piece.cached_tokens,
             "source": piece.source.map(|tier| tier.to_string()),
+            "reuse": piece.reuse.name(),
         })
     });
     json!({

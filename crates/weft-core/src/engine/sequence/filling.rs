@@ -32,7 +32,7 @@ impl Sequence {
     fn nodes_after(&self, cache: &Cache) -> impl Iterator<Item = usize> {
         let sees_all = |index: usize| {
             let held: &HeldNode = &self.nodes[index];
-            !held.is_moved() && held.sees == index
+            !held.is_moved() && held.sees.are_all_before(index)
         };
         let goes_on = move |index: usize| {
             let node = cache.node(self.nodes[index].node);
@@ -52,9 +52,12 @@ impl Sequence {
 
     pub(super) fn prepare_fill(&mut self, n: usize, cache: &mut Cache, device: &mut dyn Device) {
         self.step.clear(Work::Fill);
-        let sees = self.nodes[self.at].sees;
         self.step.spans.clear();
-        self.nodes[..sees].iter().for_each(|held| held.add_to(&mut self.step.spans));
+        let current = &self.nodes[self.at];
+        for seen in current.sees.places().map(|place| &self.nodes[place]) {
+            let position = if current.sees.are_first() { seen.range.start } else { seen.home };
+            seen.add_rows_to(&mut self.step.spans, position, seen.range.len());
+        }
         let after: Vec<usize> = self.nodes_after(cache).collect();
         let mut ends_prompt = false;
         for index in std::iter::once(self.at).chain(after) {

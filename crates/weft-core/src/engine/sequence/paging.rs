@@ -7,6 +7,7 @@ use super::Sequence;
 use crate::cache::{Begin, Cache, NodeId};
 use crate::device::Device;
 use crate::engine::held::{AnswerStart, HeldNode};
+use crate::engine::placement::Sees;
 use crate::kv::PageId;
 
 /// The answer's rows, in their own pages, taken one by one from the promised ones.
@@ -37,28 +38,25 @@ impl Sequence {
         device: &mut dyn Device,
     ) {
         for index in self.n_complete..n {
-            let HeldNode { node, sees, lead, ref pages, .. } = self.nodes[index];
-            if lead == 0 {
-                continue;
-            }
-            let (from, to) = (self.nodes[sees - 1].last_page(), pages[0]);
+            let HeldNode { node, ref sees, lead, ref pages, .. } = self.nodes[index];
+            let Some(last) = sees.places().next_back().filter(|_| lead > 0) else { continue };
+            let (from, to) = (self.nodes[last].last_page(), pages[0]);
             if from != to {
                 if !cache.node(node).has_lead {
                     device.copy_rows(from, to, lead);
                 }
-                self.move_ends(sees, to, cache);
+                self.move_ends(sees, from, to, cache);
             }
             cache.node_mut(node).has_lead = true;
         }
         self.n_complete = self.n_complete.max(n);
     }
 
-    /// Makes nodes that end in the last page of the first `n` nodes end in page `to` instead, which
-    /// also holds their rows.
-    fn move_ends(&self, n: usize, to: PageId, cache: &mut Cache) {
-        let from = self.nodes[n - 1].last_page();
+    /// Makes those of the nodes that end in page `from` end in page `to` instead, which also holds
+    /// their rows.
+    fn move_ends(&self, nodes: &Sees, from: PageId, to: PageId, cache: &mut Cache) {
         let ends_there = |held: &&HeldNode| held.last_page() == from;
-        let nodes = self.nodes[..n].iter().rev().take_while(ends_there);
+        let nodes = nodes.places().rev().map(|place| &self.nodes[place]).take_while(ends_there);
         // If the prompt uses only a part of a node, the node has rows after it.
         let whole = nodes.filter(|held| held.range.len() == cache.node(held.node).len());
         let nodes: Vec<NodeId> = whole.map(|held| held.node).collect();
@@ -80,8 +78,9 @@ impl Sequence {
             None => {
                 let copy = self.take_pages(1, cache, device)[0];
                 let n_nodes = self.nodes.len();
-                device.copy_rows(self.nodes[n_nodes - 1].last_page(), copy, lead);
-                self.move_ends(n_nodes, copy, cache);
+                let last = self.nodes[n_nodes - 1].last_page();
+                device.copy_rows(last, copy, lead);
+                self.move_ends(&Sees::first(n_nodes), last, copy, cache);
                 copy
             }
         };

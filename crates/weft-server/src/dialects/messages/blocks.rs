@@ -25,7 +25,7 @@ enum ApiRole {
 #[derive(Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case", expecting = "a block: an object with type")]
 pub(super) enum TextBlock {
-    Text { text: String },
+    Text { text: String, cache_control: Option<Value> },
 }
 
 /// A block of a message. Unknown types are refused by serde, which lists the known ones.
@@ -80,7 +80,9 @@ pub(super) fn to_system(system: TextOr<TextBlock>) -> ChatMessage {
         TextOr::List(blocks) => ChatContent::Parts(
             blocks
                 .into_iter()
-                .map(|TextBlock::Text { text }| ChatPart::Text { text, ends_piece: true })
+                .map(|TextBlock::Text { text, cache_control }| {
+                    ChatPart::block(text, cache_control.as_ref())
+                })
                 .collect(),
         ),
     };
@@ -127,12 +129,11 @@ impl Turn {
     fn add(&mut self, block: Block) -> Result<(), String> {
         match block {
             Block::Text { text, cache_control } => {
-                let ends_piece = cache_control.is_some_and(|mark| !mark.is_null());
-                self.parts.push(ChatPart::Text { text, ends_piece });
+                self.parts.push(ChatPart::block(text, cache_control.as_ref()));
             }
             Block::Document { source, title, context } => {
                 let text = document(source, title, context)?;
-                self.parts.push(ChatPart::Text { text, ends_piece: true });
+                self.parts.push(ChatPart::block(text, None));
             }
             Block::Thinking { thinking } => self.thoughts.push_str(&thinking),
             Block::RedactedThinking {} => {}
@@ -186,7 +187,7 @@ fn result(
         Turn { role: Role::Tool, parts: Vec::new(), thoughts: String::new(), calls: Vec::new() };
     match content {
         None => {}
-        Some(TextOr::Text(text)) => turn.parts.push(ChatPart::Text { text, ends_piece: false }),
+        Some(TextOr::Text(text)) => turn.parts.push(ChatPart::text(text)),
         Some(TextOr::List(blocks)) => {
             for (inner, block) in blocks.into_iter().enumerate() {
                 let path = || format!("content[{index}].content[{inner}]");
@@ -196,7 +197,7 @@ fn result(
     }
     if is_error {
         // Models know no other sign of it.
-        turn.parts.insert(0, ChatPart::Text { text: "Error:".to_owned(), ends_piece: false });
+        turn.parts.insert(0, ChatPart::text("Error:"));
     }
     let empty = || ChatMessage::text(Role::Tool, "");
     let message = turn.take().unwrap_or_else(empty);
@@ -213,7 +214,7 @@ fn document(
         Source::Content { content: TextOr::Text(text) } => text,
         Source::Content { content: TextOr::List(blocks) } => {
             let texts: Vec<String> =
-                blocks.into_iter().map(|TextBlock::Text { text }| text).collect();
+                blocks.into_iter().map(|TextBlock::Text { text, .. }| text).collect();
             texts.join("\n")
         }
         Source::Base64 {} | Source::Url {} | Source::File {} => {

@@ -155,6 +155,7 @@ fn read(json: &Value, fields: Fields) -> Result<ChatRequest, ApiError> {
         thinking_tokens,
         continues,
         settings,
+        reuse: crate::requests::fields(json)?,
         ..ChatRequest::default()
     };
     request.checked()

@@ -213,7 +213,7 @@ impl ResponseWriter for MessageWriter {
     }
 
     fn end(&mut self, _: usize, finished: Finished) -> Vec<Value> {
-        let events = self.parts.push_last(self.choice.finish());
+        let events = self.parts.push_last(self.choice.finish(&finished));
         let mut sent: Vec<Value> =
             if self.streams { self.begin() } else { None }.into_iter().collect();
         sent.extend(self.write(events));

@@ -181,6 +181,7 @@ impl OllamaRequest {
             format: format(json, read.format)?,
             thinking,
             logprobs: read.logprobs.unwrap_or(false).then_some(top_logprobs),
+            reuse: fields(json)?,
             ..chat
         };
         Ok(Self { chat: chat.checked()?, is_empty, needs_thinking })

@@ -85,7 +85,8 @@ impl OllamaWriter {
 
     /// Collects a delta; returns what a stream sends. Calls are sent when they are complete, or
     /// when the answer is over.
-    fn write(&mut self, mut delta: Delta, is_over: bool) -> Vec<Value> {
+    fn write(&mut self, delta: Delta, is_over: bool) -> Vec<Value> {
+        let mut delta = delta.joined();
         if !self.streams {
             self.collected.append(delta);
             return Vec::new();
@@ -155,7 +156,7 @@ impl ResponseWriter for OllamaWriter {
     }
 
     fn end(&mut self, _: usize, finished: Finished) -> Vec<Value> {
-        let delta = self.choice.finish();
+        let delta = self.choice.finish(&finished);
         self.finished = Some(finished);
         self.write(delta, true)
     }
@@ -171,7 +172,7 @@ impl ResponseWriter for OllamaWriter {
     }
 
     fn into_response(self) -> Value {
-        let Delta { content, reasoning, calls, logprobs } = &self.collected;
+        let Delta { content, reasoning, calls, logprobs, .. } = &self.collected;
         let mut answer = self.answer(content, reasoning, calls, logprobs);
         self.add_end(&mut answer);
         answer

@@ -2,12 +2,11 @@
 
 use serde::Deserialize;
 use serde_json::{Map, Value};
-use weft_core::chunk::{Repair, Reuse};
 
 use crate::api_error::ApiError;
 use crate::requests::{
-    Bounded, ChatMessage, ChatRequest, FromJson, OutputFormat, Parsed, Settings, ToolChoice, Tools,
-    fields, unsupported,
+    Bounded, ChatMessage, ChatRequest, FromJson, OutputFormat, Settings, ToolChoice, Tools, fields,
+    unsupported,
 };
 
 /// A chat in OpenAI's words.
@@ -24,8 +23,6 @@ struct Chat {
     add_generation_prompt: Option<bool>,
     continue_final_message: Option<bool>,
     chat_template_kwargs: Option<Map<String, Value>>,
-    reuse: Option<Parsed<Reuse>>,
-    repair: Option<Parsed<Repair>>,
 }
 
 impl FromJson for OpenAiChat {
@@ -53,8 +50,7 @@ impl FromJson for OpenAiChat {
             begins_turn: chat.add_generation_prompt,
             continues: chat.continue_final_message.unwrap_or(false),
             template_values,
-            reuse: chat.reuse.unwrap_or_default().0,
-            repair: chat.repair.unwrap_or_default().0,
+            reuse: fields(json)?,
             ..ChatRequest::default()
         };
         request.checked().map(Self)

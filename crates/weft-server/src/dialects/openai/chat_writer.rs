@@ -85,6 +85,7 @@ impl ChatWriter {
 
     /// Returns a delta as an event, or collects it for a complete response.
     fn write(&mut self, index: usize, delta: Delta) -> Option<Value> {
+        let delta = delta.joined();
         if !self.streams {
             self.choices[index].collected.append(delta);
             return None;
@@ -187,7 +188,7 @@ impl ResponseWriter for ChatWriter {
     }
 
     fn end(&mut self, choice: usize, finished: Finished) -> Vec<Value> {
-        let delta = self.choices[choice].choice.finish();
+        let delta = self.choices[choice].choice.finish(&finished);
         let mut events: Vec<Value> = self.write(choice, delta).into_iter().collect();
         let reason = finish_reason(&self.choices[choice].choice, &finished);
         self.finished[choice] = Some(finished);
@@ -275,8 +276,12 @@ mod tests {
     fn text_that_was_held_back_is_sent_at_the_end() {
         let cases = [
             (&["<thi"][..], ToolMode::None, "<thi"),
-            (&["Yes", " <tool_c"][..], ToolMode::Auto, "Yes <tool_c"),
-            (&["Yes <tool_call>\n{\"name\":"][..], ToolMode::Auto, "Yes <tool_call>\n{\"name\":"),
+            (&["Yes", " <tool_c"][..], ToolMode::Auto(Arc::default()), "Yes <tool_c"),
+            (
+                &["Yes <tool_call>\n{\"name\":"][..],
+                ToolMode::Auto(Arc::default()),
+                "Yes <tool_call>\n{\"name\":",
+            ),
         ];
         for (texts, tools, said) in cases {
             let (events, _) = answered(texts, &tools, true);

@@ -73,7 +73,7 @@ impl CompletionRequest {
     fn check(&self) -> Result<(), ApiError> {
         self.settings.check()?;
         self.format.check()?;
-        self.settings.check_rule(self.rule().as_ref())?;
+        self.settings.check_rule(self.rule().is_some())?;
         let n = self.settings.choices();
         let answers = self.prompts().len() * n;
         if answers > MAX_ANSWERS {

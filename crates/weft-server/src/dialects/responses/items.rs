@@ -97,7 +97,7 @@ pub(super) fn to_chat(
 ) -> Result<Vec<ChatMessage>, ApiError> {
     let mut chat = Chat::default();
     if let Some(text) = instructions.filter(|text| !text.is_empty()) {
-        chat.system.push(ChatPart::Text { text: text.to_owned(), ends_piece: true });
+        chat.system.push(ChatPart::block(text, None));
     }
     for (index, item) in items.into_iter().enumerate() {
         chat.add(item).map_err(|reason| {
@@ -145,8 +145,8 @@ impl Chat {
                 let mut parts = parts(content)?;
                 if self.messages.is_empty() {
                     for part in &mut parts {
-                        if let ChatPart::Text { ends_piece, .. } = part {
-                            *ends_piece = true;
+                        if let ChatPart::Text(part) = part {
+                            part.ends_piece = true;
                         }
                     }
                     self.system.extend(parts);
@@ -195,7 +195,7 @@ impl Chat {
 }
 
 fn parts(content: TextOr<ContentPart>) -> Result<Vec<ChatPart>, String> {
-    let plain = |text| ChatPart::Text { text, ends_piece: false };
+    let plain = |text: String| ChatPart::text(text);
     let parts = match content {
         TextOr::Text(text) => return Ok(vec![plain(text)]),
         TextOr::List(parts) => parts,

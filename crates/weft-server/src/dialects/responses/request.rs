@@ -128,6 +128,7 @@ impl FromJson for ResponsesRequest {
             format,
             thinking: read.reasoning.and_then(|reasoning| reasoning.effort).map(Effort::thinks),
             logprobs: has_logprobs.then_some(top_logprobs.unwrap_or(0)),
+            reuse: fields(json)?,
             ..ChatRequest::default()
         };
         // Without the messages, which are limited when they are complete.

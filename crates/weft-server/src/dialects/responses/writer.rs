@@ -303,7 +303,7 @@ impl ResponseWriter for ResponsesWriter {
     }
 
     fn end(&mut self, _: usize, finished: Finished) -> Vec<Value> {
-        let events = self.parts.push_last(self.choice.finish());
+        let events = self.parts.push_last(self.choice.finish(&finished));
         self.finished = Some(finished);
         self.write(events)
     }
