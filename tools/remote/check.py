@@ -5,8 +5,9 @@
     check.py s3s-fs [--bin PATH] [--weft PATH] [--exercise PATH] [--flips N]
     check.py URL …      for a server that runs (AWS_ENDPOINT and credentials in the environment)
 
-No wrong row may come back, every failure must be counted, and `weft chunk push` and `pull` must
-carry a chunk from one home folder to another. Prints one line of JSON for each case; exits with 1
+No wrong row may come back, every failure must be counted, `weft chunk push` and `pull` must carry a
+chunk from one home folder to another, and a `weft serve` with an empty disk must find what another
+one has computed, or answer alike without. Prints one line of JSON for each case; exits with 1
 if something does not hold.
 """
 
@@ -19,7 +20,9 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+import urllib.request
 
 import stub
 from proxy import Proxy
@@ -178,6 +181,123 @@ def commands(weft, url, environment):
         check("push and pull", first["text"] == second["text"] and source == "disk", facts)
 
 
+class Server:
+    """`weft serve` with an empty disk and a remote store."""
+
+    def __init__(self, weft, url, environment, key):
+        self.folder = tempfile.TemporaryDirectory()
+        env = {**environment, "HOME": self.folder.name, "HF_HUB_OFFLINE": "1"}
+        command = [weft, "serve", "--no-resident", "--port", "0", "--threads", "1"]
+        command += ["--remote", url, "--remote-key", key]
+        self.process = subprocess.Popen(command, env=env, stderr=subprocess.PIPE, text=True)
+        first = self.process.stderr.readline()
+        self.url = "http://" + first.split("http://")[1].split(" ")[0].strip().rstrip("/")
+        threading.Thread(target=self.process.stderr.read, daemon=True).start()
+        for _ in range(3000):
+            with contextlib.suppress(OSError):
+                self.get("/health")
+                return
+            time.sleep(0.1)
+        sys.exit("a server never became healthy")
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.process.kill()
+        self.process.wait()
+        self.folder.cleanup()
+
+    def get(self, path):
+        with urllib.request.urlopen(self.url + path, timeout=600) as answer:
+            return answer.read().decode()
+
+    def post(self, path, body):
+        data, kind = json.dumps(body).encode(), {"Content-Type": "application/json"}
+        request = urllib.request.Request(self.url + path, data, kind)
+        with urllib.request.urlopen(request, timeout=600) as answer:
+            return json.load(answer)
+
+    def metric(self, name):
+        lines = (line.rsplit(" ", 1) for line in self.get("/metrics").splitlines())
+        return next((float(line[1]) for line in lines if line[0] == name), 0)
+
+    def fetches(self):
+        start = "weft_remote_fetches_total{"
+        lines = [line for line in self.get("/metrics").splitlines() if line.startswith(start)]
+        return {line.split('"')[1]: int(line.rsplit(" ", 1)[1]) for line in lines}
+
+    def ask(self, document, question="Who is the captain of the Krogaste?"):
+        """The answer with its log-probabilities, the document's source, and the seconds."""
+        chunk = self.post("/v1/chunks", {"kind": "context", "text": document})["id"]
+        content = [{"type": "chunk", "id": chunk}, {"type": "text", "text": question}]
+        body = {"messages": [{"role": "user", "content": content}], "temperature": 0}
+        begun = time.monotonic()
+        answer = self.post("/v1/chat/completions", {**body, "logprobs": True})
+        seconds = time.monotonic() - begun
+        chunks = answer["chunk_report"]["chunks"]
+        source = next(piece["source"] for piece in chunks if piece["id"] == chunk)
+        choice = answer["choices"][0]
+        return (choice["message"]["content"], json.dumps(choice["logprobs"])), source, seconds
+
+    def say(self):
+        """Seconds of an answer that needs no chunk."""
+        begun = time.monotonic()
+        body = {"messages": [{"role": "user", "content": f"Say {begun}."}], "max_tokens": 8}
+        self.post("/v1/chat/completions", body)
+        return time.monotonic() - begun
+
+
+def servers(weft, url, environment):
+    """A server fills the store; others with empty disks find it, or a store with faults."""
+    demo = (ROOT / "assets/demo/krogaste.txt").read_text()
+    with tempfile.TemporaryDirectory() as folder:
+        key = pathlib.Path(folder) / "team.key"
+        key.write_text("5" * 64)
+        key.chmod(0o600)
+        key = str(key)
+        with Server(weft, url, environment, key) as first:
+            expected, source, _ = first.ask(demo)
+            check("a server computes", source == "computed", {"source": source})
+            for _ in range(600):
+                if first.metric('weft_remote_writes_total{result="stored"}') >= 1:
+                    break
+                time.sleep(0.1)
+        with Server(weft, url, environment, key) as second:
+            said, source, seconds = second.ask(demo)
+            facts = {"source": source, "seconds": seconds, "fetches": second.fetches()}
+            check("another server fetches", said == expected and source == "remote", facts)
+        host, port = environment["AWS_ENDPOINT"].removeprefix("http://").split(":")
+        proxy = Proxy((host, int(port)))
+        through = {**environment, "AWS_ENDPOINT": f"http://127.0.0.1:{proxy.port}"}
+        for fault in ["latency", "reset", "500", "truncate", "flip"]:
+            proxy.fault, proxy.share, proxy.done = fault, 1, 0
+            with Server(weft, url, through, key) as server:
+                said, source, seconds = server.ask(demo)
+                facts = {"source": source, "seconds": seconds, "fetches": server.fetches()}
+                holds = said == expected and proxy.done > 0
+                holds &= (source == "remote") == (fault == "latency")
+                check(f"a server with {fault}", holds, {**facts, "faults": proxy.done})
+        proxy.fault, proxy.done = "silence", 0
+        with Server(weft, url, through, key) as server:
+            alone, waiting, answers = server.say(), [], []
+            asking = threading.Thread(target=lambda: waiting.append(server.ask(demo)))
+            asking.start()
+            while asking.is_alive():
+                answers.append(server.say())
+            asking.join()
+            said, source, seconds = waiting[0]
+            facts = {"source": source, "seconds": seconds, "fetches": server.fetches()}
+            facts |= {"alone": alone, "beside": sorted(answers)}
+            # The lane waits for its own fetch; many answers of others end meanwhile.
+            holds = said == expected and source == "computed" and len(answers) >= 3
+            check("a server with a silent store", holds, facts)
+            _, _, after = server.ask("Note. " + demo)
+            opened = server.fetches().get("breaker_open", 0)
+            check("then it does not wait", opened >= 1 and after < 4, {"seconds": after})
+        proxy.fault = None
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("server")
@@ -201,6 +321,7 @@ def main():
         gone(exercise)
         if args.weft != "none":
             commands(args.weft, url, environment)
+            servers(args.weft, url, environment)
         swept = exercise("delete", 0, 0)
         check("gc", (swept.get("deleted") or 0) >= 50, swept)
     print(f"{len(failed)} failed" if failed else "all hold")

@@ -183,7 +183,8 @@ fn cached(report: &Report) -> String {
         let of_source = pieces().filter(|piece| piece.source == source);
         of_source.map(|piece| piece.cached_tokens).sum()
     };
-    let places = [Tier::Device, Tier::Ram, Tier::Disk].map(|tier| (tier.to_string(), Some(tier)));
+    let tiers = [Tier::Device, Tier::Ram, Tier::Disk, Tier::Remote];
+    let places = tiers.map(|tier| (tier.to_string(), Some(tier)));
     let places: Vec<String> = places
         .into_iter()
         .chain([("of parts".to_owned(), None)])

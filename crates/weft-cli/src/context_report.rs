@@ -20,11 +20,12 @@ const SHARE: usize = 5;
 const NAME: usize = 12;
 
 /// How sources are shown: name, letter, colour.
-const SOURCES: [(Option<Tier>, &str, char, &str); 4] = [
+const SOURCES: [(Option<Tier>, &str, char, &str); 5] = [
     (None, "computed", 'c', "33"),
     (Some(Tier::Device), "device", 'v', "32"),
     (Some(Tier::Ram), "ram", 'r', "36"),
     (Some(Tier::Disk), "disk", 'd', "34"),
+    (Some(Tier::Remote), "remote", 'm', "35"),
 ];
 
 /// Draws a report; `name` returns the user's name for a chunk.
@@ -177,12 +178,13 @@ mod tests {
         Report { pieces, answer_attention: 1.0 }
     }
 
-    const ALL: [Option<Tier>; 4] = [None, Some(Tier::Device), Some(Tier::Ram), Some(Tier::Disk)];
+    const ALL: [Option<Tier>; 5] =
+        [None, Some(Tier::Device), Some(Tier::Ram), Some(Tier::Disk), Some(Tier::Remote)];
 
     #[test]
     fn it_fits_80_columns_whatever_the_context() {
         for n in [1, 2, 4, 30, 79, 250] {
-            let sources: Vec<_> = (0..n).map(|i| ALL[i % 4]).collect();
+            let sources: Vec<_> = (0..n).map(|i| ALL[i % 5]).collect();
             let name = |_: &ChunkId| Some("a/path/that/is/rather/long/document.txt".to_owned());
             let text = draw(&report(&sources), &name, false);
             for line in text.lines() {
@@ -198,7 +200,7 @@ mod tests {
         assert_eq!(widths(&[0], 5), [1]);
         let text = bar(&report(&ALL), false);
         let segments: Vec<&str> = text.split('|').collect();
-        for (segment, letter) in segments.iter().zip("cvrd".chars()) {
+        for (segment, letter) in segments.iter().zip("cvrdm".chars()) {
             assert!(segment.chars().all(|c| c == letter), "{text}");
         }
         assert!(segments.is_sorted_by_key(|segment| segment.len()), "{text}");

@@ -106,7 +106,7 @@ pub(crate) fn load_model(
         }
         None => options(args).device(DeviceChoice::Cpu),
     };
-    let mut options = tiers::keep(with_room(options, cache), cache);
+    let mut options = tiers::keep(with_room(options, cache), cache)?;
     if let Some(draft) = &args.draft {
         options = options.draft_model(open_as_it_is(Some(draft), args)?);
     }

@@ -14,6 +14,7 @@ mod interrupt;
 mod load;
 mod models;
 mod progress;
+mod remote;
 mod resident;
 mod session;
 mod settings;

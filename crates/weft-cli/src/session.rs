@@ -14,6 +14,7 @@ use crate::args::{CacheArgs, ModelArgs};
 use crate::error::CliError;
 use crate::interrupt;
 use crate::load::{self, Loaded};
+use crate::remote;
 use crate::resident::{self, Client};
 use crate::sources::Source;
 use crate::terminal;
@@ -142,6 +143,7 @@ impl Session {
         let Answering::Own(own) = &mut self.engine else { return };
         if !self.cache.no_cache {
             own.loaded.engine.save(false);
+            remote::end(&mut own.loaded.engine);
             own.save_use_counts();
         }
         own.loaded.print_warnings();
@@ -257,6 +259,7 @@ impl Own {
         let before = engine.preview(&prompt);
         engine.warm(&prompt)?;
         let files = engine.save(false);
+        remote::end(engine);
         self.save_use_counts();
         self.loaded.print_warnings();
         Ok(Warmed::new(&before, files))

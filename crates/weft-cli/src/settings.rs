@@ -14,7 +14,7 @@ use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::parser::ValueSource;
 use clap::{ArgAction, ArgMatches, CommandFactory, FromArgMatches, Parser};
 
-use crate::args::{Cli, Command};
+use crate::args::{ChunkCommand, Cli, Command};
 use crate::commands::sampling;
 use crate::error::CliError;
 use crate::models;
@@ -142,19 +142,29 @@ fn settle(command: &mut Command, flags: &ArgMatches) {
         Command::Run(args) => {
             args.model_by_flag = by_flag("model");
             args.model.draft = args.speculate.draft.take();
+            args.cache.remote = args.remote.clone();
             &mut args.prompt
         }
         Command::Ask(args) | Command::Verify(args) => {
             args.model_by_flag = by_flag("model");
             args.model.draft = args.speculate.draft.take();
+            args.cache.remote = args.remote.clone();
             &mut args.prompt
         }
         Command::Chat(args) => {
             args.model.draft = args.speculate.draft.take();
+            args.cache.remote = args.remote.clone();
             &mut args.prompt
         }
         Command::Serve(args) => {
             args.model.draft = args.speculate.draft.take();
+            args.cache.remote = args.remote.clone();
+            return;
+        }
+        Command::Chunk(args) => {
+            if let ChunkCommand::Warm(warm) = &mut args.command {
+                warm.cache.remote = warm.remote.clone();
+            }
             return;
         }
         _ => return,

@@ -10,6 +10,7 @@ use weft_core::tokenizer::Tokenizer;
 
 use crate::args::CacheArgs;
 use crate::error::CliError;
+use crate::remote;
 use crate::settings::user_folder;
 use crate::size;
 use crate::terminal;
@@ -74,20 +75,24 @@ impl Budget {
 }
 
 /// Sets the cache options from the flags. Warns if there is no home folder for rows on disk.
-pub(crate) fn keep(options: Options, args: &CacheArgs) -> Options {
+pub(crate) fn keep(options: Options, args: &CacheArgs) -> Result<Options, CliError> {
     if args.no_cache {
-        return options.ram_cache(0);
+        return Ok(options.ram_cache(0));
     }
+    let options = match remote::tier(args)? {
+        Some(remote) => options.remote(remote),
+        None => options,
+    };
     let Budget { ram_bytes, disk_bytes, folder } = Budget::new(args);
     let options = options.ram_cache(ram_bytes);
-    match folder {
+    Ok(match folder {
         Some(folder) => options.disk_cache(folder, disk_bytes),
         None if disk_bytes > 0 => {
             terminal::warn(&format!("KV rows are not saved on disk: {NO_HOME}"));
             options
         }
         None => options,
-    }
+    })
 }
 
 /// The registered chunks of a model.

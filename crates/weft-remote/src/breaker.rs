@@ -7,33 +7,12 @@
 
 use std::time::{Duration, Instant};
 
+use weft_core::engine::BreakerState;
+
 /// Failures in a row that open the breaker. One is enough if it took a request's whole time.
 const MOST_FAILURES: u32 = 3;
 const FIRST_PAUSE: Duration = Duration::from_secs(5);
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
-
-/// The state of a breaker.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub enum BreakerState {
-    /// Requests go through.
-    #[default]
-    Closed,
-    /// No request goes through.
-    Open,
-    /// One request goes through, as a test.
-    HalfOpen,
-}
-
-impl BreakerState {
-    /// Its name in reports.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Closed => "closed",
-            Self::Open => "open",
-            Self::HalfOpen => "half_open",
-        }
-    }
-}
 
 #[derive(Debug)]
 pub(crate) struct Breaker {
@@ -84,9 +63,11 @@ impl Breaker {
         self.testing_since = None;
     }
 
-    /// A request was answered.
-    pub(crate) fn succeeded(&mut self) {
+    /// A request was answered. Returns whether the breaker was open until now.
+    pub(crate) fn succeeded(&mut self) -> bool {
+        let was_open = self.open_until.is_some();
         *self = Self { n_opened: self.n_opened, ..Self::default() };
+        was_open
     }
 
     /// A request failed; `is_silence` if it got no answer.

@@ -5,6 +5,7 @@
 
 use std::ops::Range;
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::{StreamExt, TryStreamExt, stream};
@@ -20,6 +21,9 @@ use crate::seal::Trust;
 /// Maximum bytes of one request.
 pub(crate) const RANGE_BYTES: u64 = 8 << 20;
 
+/// How long a store may be silent while somebody pulls rows; requests have their own limits.
+const PULL_PATIENCE: Duration = Duration::from_secs(300);
+
 /// Ranges of one entry that are asked for at once.
 const RANGES_AT_ONCE: usize = 4;
 
@@ -32,14 +36,21 @@ pub(crate) struct Bucket {
 }
 
 impl Bucket {
-    /// The rows of a key, if they are those that `expected` describes.
-    pub(crate) async fn rows(&self, key: &KvKey, expected: &Header) -> Result<Rows, Miss> {
+    /// The rows of a key, if they are those that `expected` describes, and the time that they once
+    /// took to compute. The store may be silent for `patience` at most.
+    pub(crate) async fn rows(
+        &self,
+        key: &KvKey,
+        expected: &Header,
+        patience: Duration,
+    ) -> Result<(Rows, Duration), Miss> {
         let place = self.readable(key, expected)?;
-        let manifest = self.manifest(&place).await?;
+        let manifest = within(patience, self.manifest(&place)).await?;
         if let Some(reason) = expected.mismatch(&manifest.header) {
             return Err(Miss::Mismatch(reason));
         }
-        self.rows_of(&place, &manifest).await
+        let cost = Duration::from_micros(manifest.header.prefill_us);
+        Ok((self.rows_of(&place, &manifest, patience).await?, cost))
     }
 
     /// The manifest of a place and its rows, if they have at most `limit` bytes.
@@ -52,7 +63,7 @@ impl Bucket {
         if bytes > limit {
             return Err(Miss::TooLarge { bytes, limit });
         }
-        let rows = self.rows_of(place, &manifest).await?;
+        let rows = self.rows_of(place, &manifest, PULL_PATIENCE).await?;
         Ok((manifest, rows))
     }
 
@@ -77,16 +88,23 @@ impl Bucket {
         }
     }
 
-    async fn rows_of(&self, place: &Place, manifest: &Manifest) -> Result<Rows, Miss> {
+    async fn rows_of(
+        &self,
+        place: &Place,
+        manifest: &Manifest,
+        patience: Duration,
+    ) -> Result<Rows, Miss> {
         let path = self.names.rows(place, &manifest.object());
         let mut filling = Filling::new(manifest);
         let requests = requests(manifest);
         let mut answers =
             stream::iter(requests).map(|range| self.range(&path, range)).buffered(RANGES_AT_ONCE);
-        while let Some(bytes) = answers.try_next().await.map_err(|miss| match miss {
-            Miss::Absent => Miss::RowsAbsent,
-            miss => miss,
-        })? {
+        while let Some(bytes) =
+            within(patience, answers.try_next()).await.map_err(|miss| match miss {
+                Miss::Absent => Miss::RowsAbsent,
+                miss => miss,
+            })?
+        {
             filling.add(&bytes)?;
         }
         Ok(filling.rows)
@@ -168,6 +186,15 @@ impl Bucket {
         all.extend_from_slice(&next);
         Ok((all.into(), total))
     }
+}
+
+/// The result of a request, unless it takes longer than a store may be silent.
+async fn within<T>(
+    patience: Duration,
+    request: impl Future<Output = Result<T, Miss>>,
+) -> Result<T, Miss> {
+    let timeout = Miss::Timeout { seconds: patience.as_secs_f64() };
+    tokio::time::timeout(patience, request).await.unwrap_or(Err(timeout))
 }
 
 /// The reason of an error. A request that got no answer counts as one that took too long.

@@ -5,7 +5,8 @@
 //! What comes back is checked against the manifest, the key and, with a key, the signature. A
 //! failing or lying store is a counted miss, never an error of a request (docs/store.md).
 //!
-//! The crate knows neither engine nor device: rows are bytes, as in `weft_core::store`.
+//! The crate knows no device, and of the engine only the border `RemoteTier`: rows are bytes, as in
+//! `weft_core::store`.
 
 #![forbid(unsafe_code)]
 
@@ -21,15 +22,14 @@ mod put;
 mod seal;
 mod service;
 mod shelf;
-mod stats;
 mod url;
+mod warnings;
 
-pub use breaker::BreakerState;
 pub use gc::{Sweep, Swept};
 pub use miss::Miss;
 pub use put::Written;
 pub use seal::Trust;
 pub use service::{Limits, Remote};
 pub use shelf::{Label, Labels, Pulled};
-pub use stats::{Latency, RemoteStats};
 pub use url::RemoteError;
+pub use weft_core::engine::{BreakerState, Latency, RemoteStats};

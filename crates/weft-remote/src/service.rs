@@ -7,7 +7,7 @@
 use std::collections::HashSet;
 use std::future::Future;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::mpsc::{Receiver, sync_channel};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -15,6 +15,8 @@ use object_store::ObjectStore;
 use object_store::path::Path;
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::Semaphore;
+use weft_core::chunk::ChunkId;
+use weft_core::engine::{Fetched, RemoteStats, RemoteTier, WhenFetched};
 use weft_core::store::{Header, KvKey, Rows};
 
 use crate::absent::Absent;
@@ -24,8 +26,8 @@ use crate::miss::Miss;
 use crate::names::Names;
 use crate::put::Written;
 use crate::seal::Trust;
-use crate::stats::{RemoteStats, Warnings};
 use crate::url::{self, RemoteError, Times};
+use crate::warnings::Warnings;
 
 /// Threads that check what arrives. Requests have their own, up to `REQUESTS_AT_ONCE`.
 const THREADS: usize = 2;
@@ -34,21 +36,27 @@ const REQUESTS_AT_ONCE: usize = 64;
 /// For one request, which has at most a part of an object.
 const REQUEST: Duration = Duration::from_secs(60);
 
+/// What a failing store keeps from happening.
+const READING: &str = "rows are not fetched from";
+const WRITING: &str = "rows are not written to";
+
 /// Damaged entries that are remembered, to be written again.
 const MOST_DAMAGED: usize = 1 << 12;
 
 /// Limits of the service.
 #[derive(Clone, Debug)]
 pub struct Limits {
-    /// For a fetch, from the call to the answer.
+    /// For the next part of a fetch: the manifest, or a range of the rows.
     pub fetch: Duration,
+    /// For a fetch, from the call to the answer.
+    pub whole_fetch: Duration,
     /// For writing one entry.
     pub write: Duration,
     /// Fetches that run at once.
     pub fetches_at_once: usize,
     /// Fetches that wait for their turn.
     pub fetches_waiting: usize,
-    /// Bytes of the rows that wait to be written.
+    /// Bytes of the rows that wait to be written. Larger rows wait alone.
     pub queue_bytes: u64,
     /// Entries that are written at once.
     pub writes_at_once: usize,
@@ -58,6 +66,7 @@ impl Default for Limits {
     fn default() -> Self {
         Self {
             fetch: Duration::from_secs(5),
+            whole_fetch: Duration::from_secs(60),
             write: Duration::from_secs(60),
             fetches_at_once: 8,
             fetches_waiting: 256,
@@ -151,22 +160,51 @@ impl Remote {
     /// within the limit on time. A miss is `None`, and counted.
     pub fn fetch(&self, key: &KvKey, expected: &Header) -> Receiver<Option<Rows>> {
         let (sender, receiver) = sync_channel(1);
+        let own = sender.clone();
+        let done = move |fetched| {
+            // A caller that does not wait any more has dropped the receiver.
+            let _ = own.send(match fetched {
+                Fetched::Rows { rows, .. } => Some(rows),
+                Fetched::Absent | Fetched::Failed => None,
+            });
+        };
+        if !self.ask(key, expected, Box::new(done)) {
+            // The channel has room for one answer, and the receiver is here.
+            let _ = sender.send(None);
+        }
+        receiver
+    }
+
+    /// The same, with a function that takes the result. Returns false if the store is not asked;
+    /// this is counted.
+    fn ask(&self, key: &KvKey, expected: &Header, done: WhenFetched) -> bool {
         let begun = Instant::now();
         if let Err(miss) = self.shared.admit(key, begun) {
             self.shared.state().count_miss(&miss);
-            // The channel has room for one answer, and the receiver is here.
-            let _ = sender.send(None);
-            return receiver;
+            return false;
         }
         let shared = Arc::clone(&self.shared);
         let (key, expected) = (*key, expected.clone());
-        self.runtime().spawn(async move { shared.fetch(&key, &expected, begun, &sender).await });
-        receiver
+        self.runtime().spawn(async move {
+            let fetched = shared.fetch(&key, &expected, begun).await;
+            done(fetched);
+        });
+        true
     }
 
     /// Queues rows to be written behind the caller's back. Returns whether they are queued; if the
     /// queue is full, or the store has failed, they are dropped and counted.
     pub fn put(&self, key: &KvKey, header: &Header, rows: Arc<Rows>) -> bool {
+        self.enqueue(None, key, header, rows)
+    }
+
+    fn enqueue(
+        &self,
+        chunk: Option<ChunkId>,
+        key: &KvKey,
+        header: &Header,
+        rows: Arc<Rows>,
+    ) -> bool {
         let bytes = (rows.k.len() + rows.v.len()) as u64;
         if !self.shared.enqueue(bytes) {
             return false;
@@ -174,7 +212,7 @@ impl Remote {
         let shared = Arc::clone(&self.shared);
         let (key, header) = (*key, header.clone());
         self.runtime().spawn(async move {
-            shared.write(&key, &header, &rows).await;
+            shared.write(chunk.as_ref(), &key, &header, &rows).await;
             // Before the queue has room again, so that its limit is one on memory.
             drop(rows);
             shared.dequeue(bytes);
@@ -196,10 +234,16 @@ impl Remote {
     /// Takes no more, and flushes. What is left after `limit` is dropped and counted. Returns the
     /// final counts.
     pub fn close(self, limit: Duration) -> RemoteStats {
+        self.end(limit);
+        self.stats()
+    }
+
+    /// Returns the number of entries that are left.
+    fn end(&self, limit: Duration) -> usize {
         self.shared.state().is_closed = true;
         let n_left = self.flush(limit);
         self.shared.state().stats.dropped += n_left as u64;
-        self.stats()
+        n_left
     }
 
     /// Counts since it was opened.
@@ -230,6 +274,28 @@ impl Remote {
 
     fn runtime(&self) -> &Runtime {
         self.runtime.as_ref().expect("it is taken only at the end")
+    }
+}
+
+impl RemoteTier for Remote {
+    fn fetch(&self, key: &KvKey, expected: &Header, done: WhenFetched) -> bool {
+        self.ask(key, expected, done)
+    }
+
+    fn put(&self, chunk: &ChunkId, key: &KvKey, header: &Header, rows: Arc<Rows>) -> bool {
+        self.enqueue(Some(*chunk), key, header, rows)
+    }
+
+    fn close(&self, limit: Duration) -> usize {
+        self.end(limit)
+    }
+
+    fn stats(&self) -> RemoteStats {
+        self.stats()
+    }
+
+    fn take_warnings(&self) -> Vec<String> {
+        self.take_warnings()
     }
 }
 
@@ -271,35 +337,29 @@ impl Shared {
         Ok(())
     }
 
-    async fn fetch(
-        &self,
-        key: &KvKey,
-        expected: &Header,
-        begun: Instant,
-        sender: &SyncSender<Option<Rows>>,
-    ) {
-        let limit = self.limits.fetch;
+    async fn fetch(&self, key: &KvKey, expected: &Header, begun: Instant) -> Fetched {
+        let limit = self.limits.whole_fetch;
         let until = tokio::time::Instant::from_std(begun + limit);
-        let rows = match tokio::time::timeout_at(until, self.fetches.acquire()).await {
+        let turn = tokio::time::timeout(self.limits.fetch, self.fetches.acquire());
+        let rows = match turn.await {
             // It was never this fetch's turn; that says nothing about the store.
             Err(_) | Ok(Err(_)) => Err(Miss::Busy),
             Ok(Ok(_turn)) => {
-                let rows = self.bucket.rows(key, expected);
+                let rows = self.bucket.rows(key, expected, self.limits.fetch);
                 let timeout = Miss::Timeout { seconds: limit.as_secs_f64() };
                 tokio::time::timeout_at(until, rows).await.unwrap_or(Err(timeout))
             }
         };
         self.n_fetches.fetch_sub(1, Ordering::Relaxed);
-        let rows = self.state().count_fetch(key, rows, begun);
-        // A caller that does not wait any more has dropped the receiver.
-        let _ = sender.send(rows);
+        self.state().count_fetch(key, rows, begun)
     }
 
     /// Makes room in the queue, or counts what is dropped.
     fn enqueue(&self, bytes: u64) -> bool {
         let mut state = self.state();
         let (n, queued_bytes) = state.stats.queued;
-        let fits = queued_bytes + bytes <= self.limits.queue_bytes;
+        // Larger rows wait alone.
+        let fits = n == 0 || queued_bytes + bytes <= self.limits.queue_bytes;
         if state.is_closed || !fits || state.writes.refuses(Instant::now()) {
             state.stats.dropped += 1;
             return false;
@@ -316,7 +376,7 @@ impl Shared {
         self.left_queue.notify_all();
     }
 
-    async fn write(&self, key: &KvKey, header: &Header, rows: &Arc<Rows>) {
+    async fn write(&self, chunk: Option<&ChunkId>, key: &KvKey, header: &Header, rows: &Arc<Rows>) {
         let Ok(_turn) = self.writes.acquire().await else { return };
         let begun = Instant::now();
         let anew = {
@@ -328,7 +388,7 @@ impl Shared {
             state.damaged.contains(key)
         };
         let timeout = Miss::Timeout { seconds: self.limits.write.as_secs_f64() };
-        let written = self.bucket.put_rows(key, header, rows, anew);
+        let written = self.bucket.put_rows_of(chunk, key, header, rows, anew);
         let written = tokio::time::timeout(self.limits.write, written).await;
         self.state().count_write(key, written.unwrap_or(Err(timeout)), begun);
     }
@@ -338,24 +398,31 @@ impl State {
     fn count_miss(&mut self, miss: &Miss) {
         self.stats.misses += 1;
         *self.stats.reasons.entry(miss.name()).or_default() += 1;
-        self.warnings.add("rows are not fetched from", miss);
+        self.warnings.add(READING, miss);
+    }
+
+    /// The store has answered a reader.
+    fn read_answered(&mut self) {
+        if self.reads.succeeded() {
+            self.warnings.end_outage(READING);
+        }
     }
 
     /// Counts a fetch that the breaker let through.
     fn count_fetch(
         &mut self,
         key: &KvKey,
-        rows: Result<Rows, Miss>,
+        rows: Result<(Rows, Duration), Miss>,
         begun: Instant,
-    ) -> Option<Rows> {
+    ) -> Fetched {
         let now = Instant::now();
         match rows {
-            Ok(rows) => {
-                self.reads.succeeded();
+            Ok((rows, cost)) => {
+                self.read_answered();
                 self.stats.hits += 1;
                 self.stats.read_bytes += (rows.k.len() + rows.v.len()) as u64;
                 self.stats.reads.add(now - begun);
-                Some(rows)
+                Fetched::Rows { rows, cost }
             }
             Err(miss) => {
                 match &miss {
@@ -363,7 +430,7 @@ impl State {
                     miss if miss.is_failure() => self.reads.failed(miss.is_silence(), now),
                     _ => {
                         // The store answered; it does not have rows that can be used.
-                        self.reads.succeeded();
+                        self.read_answered();
                         self.absent.add(key, now);
                     }
                 }
@@ -371,7 +438,8 @@ impl State {
                     self.damaged.insert(*key);
                 }
                 self.count_miss(&miss);
-                None
+                let says_nothing = miss.is_failure() || matches!(miss, Miss::Busy);
+                if says_nothing { Fetched::Failed } else { Fetched::Absent }
             }
         }
     }
@@ -380,7 +448,9 @@ impl State {
         let now = Instant::now();
         match written {
             Ok(written) => {
-                self.writes.succeeded();
+                if self.writes.succeeded() {
+                    self.warnings.end_outage(WRITING);
+                }
                 self.damaged.remove(key);
                 self.absent.remove(key);
                 self.stats.writes.add(now - begun);
@@ -399,7 +469,7 @@ impl State {
                     self.writes.gave_up();
                 }
                 *self.stats.failed_writes.entry(miss.name()).or_default() += 1;
-                self.warnings.add("rows are not written to", &miss);
+                self.warnings.add(WRITING, &miss);
             }
         }
     }

@@ -131,7 +131,7 @@ impl Remote {
         header: &Header,
         rows: &Arc<Rows>,
     ) -> Result<Written, Miss> {
-        self.wait_for(self.bucket().push_rows(chunk, key, header, rows))
+        self.wait_for(self.bucket().put_rows_of(Some(chunk), key, header, rows, false))
     }
 
     /// The chunks of a tokenizer.
@@ -215,15 +215,17 @@ impl Bucket {
         Ok(Written::New { bytes })
     }
 
-    async fn push_rows(
+    /// Writes rows like [`Bucket::put_rows`], and that they hold a chunk.
+    pub(crate) async fn put_rows_of(
         &self,
-        chunk: &ChunkId,
+        chunk: Option<&ChunkId>,
         key: &KvKey,
         header: &Header,
         rows: &Arc<Rows>,
+        anew: bool,
     ) -> Result<Written, Miss> {
-        let written = self.put_rows(key, header, rows, false).await?;
-        if let Some(place) = Place::of(key, header) {
+        let written = self.put_rows(key, header, rows, anew).await?;
+        if let Some((chunk, place)) = chunk.zip(Place::of(key, header)) {
             let path = self.names.of_use(chunk, &place);
             // Its name says everything, but some stores have no empty objects.
             self.put(&path, "\n".into(), PutMode::Create).await?;

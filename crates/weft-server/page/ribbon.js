@@ -12,6 +12,7 @@ export const SOURCES = {
   device: { word: 'on the device', place: 'device' },
   ram: { word: 'in memory', place: 'memory' },
   disk: { word: 'on disk', place: 'disk' },
+  remote: { word: 'in the shared store', place: 'store' },
 };
 
 /** The rows, by what stands in them. */

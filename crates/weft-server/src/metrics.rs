@@ -3,14 +3,18 @@
 //! Written by hand: a few counters, gauges and two histograms need no library. Counters are atomic;
 //! only the table of routes takes a lock, once per request.
 
+mod remote;
+
 use std::collections::BTreeMap;
 use std::fmt::Write;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use weft_core::chunk::Tier;
-use weft_core::engine::{CacheStats, DraftSource, Engine, FinishReason, Finished, TierStats};
+use weft_core::engine::{
+    CacheStats, DraftSource, Engine, FinishReason, Finished, RemoteTier, TierStats,
+};
 use weft_core::store::StoreStats;
 
 /// Upper bounds of the histograms' buckets, in microseconds.
@@ -69,17 +73,19 @@ pub(crate) struct Metrics {
     saved_us: AtomicU64,
     answers: [AtomicU64; 4],
     readings: AtomicU64,
-    hits: [AtomicU64; 3],
+    hits: [AtomicU64; TIERS.len()],
     computed_pieces: AtomicU64,
     faults: AtomicU64,
     unwritten_chunks: AtomicU64,
     cache: Mutex<CacheStats>,
+    /// Its counts change while the engine has nothing to do.
+    remote: Mutex<Option<Arc<dyn RemoteTier>>>,
     /// By route and status.
     requests: Mutex<BTreeMap<(String, u16), u64>>,
 }
 
 const ANSWERS: [&str; 4] = ["stop", "length", "cancelled", "error"];
-const TIERS: [Tier; 3] = [Tier::Device, Tier::Ram, Tier::Disk];
+const TIERS: [Tier; 4] = [Tier::Device, Tier::Ram, Tier::Disk, Tier::Remote];
 
 impl Metrics {
     /// Counts an answered HTTP request. `route` is the pattern, so that ids do not create series.
@@ -153,11 +159,16 @@ impl Metrics {
         if let Ok(mut cache) = self.cache.lock() {
             *cache = engine.cache_stats();
         }
+        if let Ok(mut remote) = self.remote.lock() {
+            *remote = engine.remote();
+        }
     }
 
     /// The cache's contents by tier.
     pub(crate) fn cache(&self) -> CacheStats {
-        self.cache.lock().map(|cache| cache.clone()).unwrap_or_default()
+        let cache = self.cache.lock().map(|cache| cache.clone()).unwrap_or_default();
+        let remote = self.remote.lock().ok().and_then(|remote| Some(remote.as_ref()?.stats()));
+        CacheStats { remote, ..cache }
     }
 
     /// The whole text.
@@ -169,6 +180,7 @@ impl Metrics {
         self.write_chunks(&mut text);
         let cache = self.cache();
         write_cache(&mut text, &cache);
+        remote::write(&mut text, &cache);
         self.write_disk(&mut text, &cache.store.unwrap_or_default());
         text
     }

@@ -2,11 +2,12 @@
 
 use std::ops::Range;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use weft_core::config::Config;
 use weft_core::device::Inspect;
-use weft_core::engine::{Engine, Speculate, Tiers, check_draft_tokenizer};
+use weft_core::engine::{Engine, RemoteTier, Speculate, Tiers, check_draft_tokenizer};
 use weft_core::hub::{self, HubEnv, ModelRef};
 use weft_core::model::Model;
 use weft_core::store::Store;
@@ -47,6 +48,7 @@ pub struct Options {
     quantize: Option<Coded>,
     ram_cache: Option<u64>,
     disk_cache: Option<(PathBuf, u64)>,
+    remote: Option<Arc<dyn RemoteTier>>,
     speculate: Speculate,
     draft: Option<Draft>,
     progress: Box<dyn Progress>,
@@ -89,6 +91,7 @@ impl Options {
             quantize: None,
             ram_cache: None,
             disk_cache: None,
+            remote: None,
             speculate: Speculate::Auto,
             draft: None,
             progress: Box::new(Silent),
@@ -156,6 +159,13 @@ impl Options {
     /// reads a document's rows from this folder instead of computing them again.
     pub fn disk_cache(mut self, folder: impl Into<PathBuf>, bytes: u64) -> Self {
         self.disk_cache = Some((folder.into(), bytes));
+        self
+    }
+
+    /// Sets a store that several machines share, for the KV rows of documents. It needs a
+    /// [`disk_cache`](Self::disk_cache), which is its cache on this machine.
+    pub fn remote(mut self, remote: Arc<dyn RemoteTier>) -> Self {
+        self.remote = Some(remote);
         self
     }
 
@@ -331,7 +341,7 @@ impl Options {
                 Err(error) => (None, Some(format!("KV rows are not saved on disk: {error}"))),
             },
         };
-        (Tiers { ram_bytes, store }, warning)
+        (Tiers { ram_bytes, store, remote: self.remote.clone() }, warning)
     }
 }
 

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 
+use super::RemoteArgs;
 use crate::size;
 
 /// The heading in `--help`.
@@ -34,4 +35,7 @@ pub(crate) struct CacheArgs {
     /// Compute everything from scratch, without reading or writing cached rows
     #[arg(help_heading = HEADING, long)]
     pub(crate) no_cache: bool,
+    /// The remote store; set by commands, not by a flag
+    #[arg(skip)]
+    pub(crate) remote: RemoteArgs,
 }

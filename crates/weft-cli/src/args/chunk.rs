@@ -6,7 +6,7 @@ use std::time::Duration;
 use clap::{Args, Subcommand, ValueEnum};
 use weft_core::chunk::{Kind, Reuse};
 
-use super::{CacheArgs, ModelArgs, PullChunksArgs, PushArgs, ThereArgs};
+use super::{CacheArgs, ModelArgs, PullChunksArgs, PushArgs, RemoteArgs, ThereArgs};
 use crate::size;
 
 #[derive(Args)]
@@ -124,6 +124,8 @@ pub(crate) struct WarmArgs {
     pub(crate) model: ModelArgs,
     #[command(flatten)]
     pub(crate) cache: CacheArgs,
+    #[command(flatten)]
+    pub(crate) remote: RemoteArgs,
 }
 
 #[derive(Args)]

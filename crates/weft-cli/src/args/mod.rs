@@ -143,6 +143,8 @@ pub(crate) struct AskArgs {
     #[command(flatten)]
     pub(crate) cache: CacheArgs,
     #[command(flatten)]
+    pub(crate) remote: RemoteArgs,
+    #[command(flatten)]
     pub(crate) prompt: PromptArgs,
     #[command(flatten)]
     pub(crate) sampling: SamplingArgs,
@@ -163,6 +165,8 @@ pub(crate) struct RunArgs {
     pub(crate) model: ModelArgs,
     #[command(flatten)]
     pub(crate) cache: CacheArgs,
+    #[command(flatten)]
+    pub(crate) remote: RemoteArgs,
     /// Whether the flag named the model, rather than the environment or a file
     #[arg(skip)]
     pub(crate) model_by_flag: bool,
@@ -195,6 +199,8 @@ pub(crate) struct ChatArgs {
     pub(crate) model: ModelArgs,
     #[command(flatten)]
     pub(crate) cache: CacheArgs,
+    #[command(flatten)]
+    pub(crate) remote: RemoteArgs,
     #[command(flatten)]
     pub(crate) prompt: PromptArgs,
     #[command(flatten)]

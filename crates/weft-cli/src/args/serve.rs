@@ -6,7 +6,7 @@ use clap::Args;
 use weft_core::chunk::Reuse;
 use weft_server::AllowedOrigin;
 
-use super::{CacheArgs, ModelArgs, SpeculateArgs};
+use super::{CacheArgs, ModelArgs, RemoteArgs, SpeculateArgs};
 use crate::size;
 
 #[derive(Args)]
@@ -18,6 +18,8 @@ pub(crate) struct ServeArgs {
     pub(crate) model: ModelArgs,
     #[command(flatten)]
     pub(crate) cache: CacheArgs,
+    #[command(flatten)]
+    pub(crate) remote: RemoteArgs,
     #[command(flatten)]
     pub(crate) speculate: SpeculateArgs,
     /// Address to listen on; other than loopback addresses need --api-key

@@ -107,6 +107,7 @@ fn chat_instead(args: RunArgs) -> Result<ExitCode, CliError> {
         context: Vec::new(),
         model: args.model,
         cache: args.cache,
+        remote: args.remote,
         prompt: args.prompt,
         sampling: args.sampling,
         speculate: args.speculate,

@@ -122,6 +122,7 @@ fn load(
         kv_memory: cache.kv_memory,
         ram_cache: cache.ram_cache,
         disk_cache: cache.disk_cache,
+        remote: cache.remote.remote.clone(),
     };
     let identity = Identity::of_server(args, cache, about);
     let identity = serde_json::to_value(identity).unwrap_or_default();

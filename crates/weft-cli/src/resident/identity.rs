@@ -47,6 +47,8 @@ pub(crate) struct Loaded {
     pub(crate) kv_memory: Option<u64>,
     pub(crate) ram_cache: Option<u64>,
     pub(crate) disk_cache: Option<u64>,
+    /// The URL of the remote store.
+    pub(crate) remote: Option<String>,
 }
 
 impl Identity {
@@ -94,6 +96,7 @@ impl Identity {
             && is_size(cache.kv_memory, ours.kv_memory)
             && is_size(cache.ram_cache, ours.ram_cache)
             && is_size(cache.disk_cache, ours.disk_cache)
+            && (cache.remote.remote.is_none() || cache.remote.remote == ours.remote)
             && (&self.version, &self.path, &self.files)
                 == (&wanted.version, &wanted.path, &wanted.files)
             && (&self.cache_dir, &self.chunk_dir) == (&wanted.cache_dir, &wanted.chunk_dir)
@@ -153,7 +156,7 @@ fn files(path: &Path) -> Vec<(String, u64, u64)> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::args::{DeviceArgs, Quantize};
+    use crate::args::{DeviceArgs, Quantize, RemoteArgs};
 
     #[test]
     fn a_server_serves_commands_that_would_load_the_same() {
@@ -192,6 +195,8 @@ mod tests {
         }
         let elsewhere = CacheArgs { cache_dir: Some("/elsewhere".into()), ..cache.clone() };
         assert!(!serves(&model(), &elsewhere));
+        let remote = RemoteArgs { remote: Some("s3://team/kv".to_owned()), ..<_>::default() };
+        assert!(!serves(&model(), &CacheArgs { remote, ..cache.clone() }));
         assert!(!serves(&model(), &CacheArgs { kv_memory: Some(1 << 30), ..cache.clone() }));
         fs::write(folder.path().join("config.json"), "{} ").unwrap();
         assert!(!serves(&model(), &cache), "the files have changed");

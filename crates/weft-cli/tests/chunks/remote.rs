@@ -170,3 +170,47 @@ fn mistakes_are_explained() {
         says(shared.chunk(&home, &["pull", "nusonix"], Some("open.key")), 1, &["chmod 600"]);
     }
 }
+
+#[test]
+fn a_question_about_a_document_uses_and_fills_the_store() {
+    let (shared, here, there) = (Shared::new(), Home::new(), Home::new());
+    let (url, key) = (shared.url(), shared.key("team.key").display().to_string());
+    let ask = |home: &Home| {
+        let args = ["ask", "-q", "--json", "nusonix.txt", QUESTION];
+        let store = ["--remote", &url, "--remote-key", &key];
+        home.run(&[&args[..], &store].concat()).json()
+    };
+    let first = ask(&here);
+    assert_eq!((first["text"].as_str(), sources(&first)[1].as_str()), (Some(ANSWER), "computed"));
+    let second = ask(&there);
+    assert_eq!((second["text"].as_str(), sources(&second)[1].as_str()), (Some(ANSWER), "remote"));
+    assert_eq!(there.rows().len(), 1, "the rows are on its disk now");
+    let third = ask(&there);
+    assert_eq!((third["text"].as_str(), sources(&third)[1].as_str()), (Some(ANSWER), "disk"));
+}
+
+#[test]
+fn rows_are_pulled_for_the_homes_of_their_chunk_alone() {
+    let (shared, here, there) = (Shared::new(), Home::new(), Home::new());
+    let key = Some("team.key");
+    let ask = |home: &Home, documents: &[&str]| {
+        let mut args = vec!["ask", "-q", "--json"];
+        documents.iter().for_each(|name| args.extend(["--context", name]));
+        args.push(QUESTION);
+        home.run(&args).json()
+    };
+    for file in ["nusonix.txt", "krogaste.txt"] {
+        here.chunk(&["add", file]).ok();
+    }
+    // The second document attends to the first: its rows belong to this prompt alone.
+    ask(&here, &["krogaste", "nusonix"]);
+    ask(&here, &["nusonix"]);
+    let pushed = shared.chunk(&here, &["push", "nusonix"], key).ok();
+    assert!(pushed.stderr.contains("2 files of rows"), "{}", pushed.stderr);
+    let pulled = shared.chunk(&there, &["pull", "nusonix"], key).ok();
+    let refused = "1 file of rows not used: they attended to something else than a system prompt";
+    assert!(pulled.stderr.contains(refused), "{}", pulled.stderr);
+    assert_eq!(there.rows().len(), 1);
+    let answer = ask(&there, &["nusonix"]);
+    assert_eq!((answer["text"].as_str(), sources(&answer)[1].as_str()), (Some(ANSWER), "disk"));
+}

@@ -79,13 +79,13 @@ fn choices_without_the_cache_compute_their_prompt_once() {
     assert_eq!(cached(&server.ask(&chat())), 0, "nothing is left of them");
 }
 
-fn register(server: &Server, kind: &str, words: &str) -> String {
+pub fn register(server: &Server, kind: &str, words: &str) -> String {
     let (status, chunk) = server.post("/v1/chunks", &json!({"kind": kind, "text": words}));
     assert_eq!(status, 201, "{chunk}");
     chunk["id"].as_str().unwrap().to_owned()
 }
 
-fn about(ids: &[&str], more: Value) -> Value {
+pub fn about(ids: &[&str], more: Value) -> Value {
     let mut parts: Vec<Value> = ids.iter().map(|id| json!({"type": "chunk", "id": id})).collect();
     parts.push(json!({"type": "text", "text": QUESTION}));
     merged(json!({"messages": [{"role": "user", "content": parts}]}), more)

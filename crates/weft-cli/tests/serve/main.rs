@@ -10,6 +10,7 @@ mod harness;
 mod load;
 mod messages;
 mod ollama;
+mod remote;
 mod responses;
 mod retrieval;
 mod rules;

@@ -1,4 +1,5 @@
-//! Brings rows to the device's pages: at once from main memory, later from a file.
+//! Brings rows to the device's pages: at once from main memory, later from a file or the remote
+//! tier.
 //!
 //! A node whose rows come from elsewhere has its pages from the start and counts as empty until the
 //! rows have come. If they do not come, it stays empty, and a lane that holds it computes it like
@@ -58,7 +59,7 @@ impl Cache {
                 }
                 None => {
                     choice = self.compare(id, n_tokens);
-                    if self.speeds.fetches(choice) {
+                    if self.speeds.fetches(Tier::Disk, choice) {
                         self.begin_fetching(id);
                     } else {
                         self.compute_again(id);
@@ -98,7 +99,7 @@ impl Cache {
     fn compare(&self, id: NodeId, n_tokens: usize) -> Option<Choice> {
         let node = self.node(id);
         let cost = node.cost.mul_f64(n_tokens as f64 / node.len() as f64);
-        self.speeds.compare(self.shape.node_bytes(node), n_tokens, cost)
+        self.speeds.compare(Tier::Disk, self.shape.node_bytes(node), n_tokens, cost)
     }
 
     /// Fetches whatever is kept, even if computing it is faster.
@@ -113,8 +114,8 @@ impl Cache {
 
     /// Counts a read as if it had been made.
     #[cfg(test)]
-    pub(crate) fn count_read(&mut self, bytes: u64, time: Duration) {
-        self.speeds.count_read(bytes, time);
+    pub(crate) fn count_read(&mut self, tier: Tier, bytes: u64, time: Duration) {
+        self.speeds.count_read(tier, bytes, time);
     }
 
     /// Lets a lane compute rows that a file has.
@@ -141,20 +142,31 @@ impl Cache {
     pub(super) fn arrived(&mut self, arrival: Arrival, device: &mut dyn Device) {
         let bytes = |rows: &Rows| rows.k.len() as u64 + rows.v.len() as u64;
         let Some(node) = self.nodes.get_mut(&arrival.node) else { return };
-        if !node.fetching.as_ref().is_some_and(|fetching| fetching.is_ended_by(&arrival)) {
-            return;
-        }
+        let ended = node.fetching.as_ref().filter(|fetching| fetching.is_ended_by(&arrival));
+        let Some(tier) = ended.map(|fetching| fetching.tier) else { return };
+        let Arrival { node: id, rows, time, cost, .. } = arrival;
         node.fetching = None;
-        node.read_time = arrival.time;
+        node.read_time = time.unwrap_or_default();
         let expected = self.shape.node_bytes(node);
-        match arrival.rows.filter(|rows| bytes(rows) == expected) {
-            Some(rows) => {
-                self.speeds.count_read(expected, arrival.time);
+        match (rows.filter(|rows| bytes(rows) == expected).map(Arc::new), tier) {
+            (Some(rows), tier) => {
+                self.speeds.count_read(tier, expected, node.read_time);
                 node.filled = node.len();
-                device.bring_kv(&node.rows(), Arc::new(rows));
-                self.stats.brought_from_disk += 1;
+                device.bring_kv(&node.rows(), Arc::clone(&rows));
+                if tier == Tier::Remote {
+                    (node.is_shared, node.cost) = (true, cost.unwrap_or_default());
+                    self.stats.brought_from_remote += 1;
+                    self.keep_fetched(id, rows);
+                } else {
+                    self.stats.brought_from_disk += 1;
+                    self.share(id, &rows);
+                }
             }
-            None => {
+            (None, Tier::Remote) => {
+                // An absence tells how long the store takes to answer.
+                time.into_iter().for_each(|time| self.speeds.count_read(tier, 0, time));
+            }
+            (None, _) => {
                 node.on_disk = false;
                 node.cost = Duration::ZERO;
             }

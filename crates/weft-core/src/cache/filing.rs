@@ -228,12 +228,13 @@ impl Cache {
         self.files.as_ref().is_some_and(|files| files.has_room(bytes))
     }
 
-    fn reserve(&mut self, bytes: u64) {
+    pub(super) fn reserve(&mut self, bytes: u64) {
         self.files.as_mut().expect("it has room").reserve(bytes);
     }
 
     /// Hands rows to the thread that writes. Their room is reserved.
     pub(super) fn queue(&mut self, id: NodeId, rows: Arc<Rows>) {
+        self.share(id, &rows);
         let (bytes, file) = (self.shape.node_bytes(self.node(id)), self.file_of(id));
         let is_pinned = self.node(id).pinned;
         let files = self.files.as_ref().expect("it has room");

@@ -12,6 +12,7 @@ mod filing;
 mod group;
 mod news;
 mod node;
+mod remote;
 mod speeds;
 mod stats;
 #[cfg(test)]
@@ -19,6 +20,7 @@ mod tests;
 mod tiers;
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::chunk::ChunkId;
@@ -38,6 +40,7 @@ use self::news::Newsroom;
 pub use self::node::LaneId;
 use self::node::Worth;
 pub(crate) use self::node::{Node, NodeId};
+pub use self::remote::{BreakerState, Fetched, Latency, RemoteStats, RemoteTier, WhenFetched};
 use self::speeds::Speeds;
 pub use self::stats::{CacheStats, TierStats};
 
@@ -51,6 +54,9 @@ pub struct Tiers {
     pub ram_bytes: u64,
     /// Files on disk.
     pub store: Option<Store>,
+    /// A store that several machines share. Rows are written to it on their way to disk, so it
+    /// gets none without files.
+    pub remote: Option<Arc<dyn RemoteTier>>,
 }
 
 /// The dimensions of a row.
@@ -93,6 +99,7 @@ pub(crate) struct Cache {
     ram_bytes: u64,
     ram_used: u64,
     files: Option<Files>,
+    remote: Option<Arc<dyn RemoteTier>>,
     /// Nodes whose rows have to be handed to the files.
     to_file: VecDeque<NodeId>,
     news: Newsroom,
@@ -141,6 +148,7 @@ impl Cache {
             ram_bytes: tiers.ram_bytes,
             ram_used: 0,
             files: None,
+            remote: tiers.remote,
             to_file: VecDeque::new(),
             news: Newsroom::default(),
             speeds: Speeds::default(),
@@ -347,6 +355,7 @@ impl Cache {
             read_time: Duration::ZERO,
             kept_cost: None,
             on_disk: false,
+            is_shared: false,
             is_public,
             group,
             cost: Duration::ZERO,

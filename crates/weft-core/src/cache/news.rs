@@ -6,9 +6,10 @@
 
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::NodeId;
+use super::remote::Fetched;
 use crate::chunk::Tier;
 use crate::store::Rows;
 
@@ -30,8 +31,10 @@ pub(super) struct Arrival {
     pub(super) node: NodeId,
     pub(super) ticket: Weak<()>,
     pub(super) rows: Option<Rows>,
-    /// The time to fetch them.
-    pub(super) time: Duration,
+    /// The time to fetch them, or to learn that there are none; `None` if nobody answered.
+    pub(super) time: Option<Duration>,
+    /// The time that they once took to compute, if whoever has fetched them knows it.
+    pub(super) cost: Option<Duration>,
 }
 
 /// The channel on which news comes.
@@ -59,7 +62,8 @@ impl Fetching {
     /// Starts to wait for the rows of a node.
     pub(super) fn new(node: NodeId, tier: Tier, news: &Newsroom) -> (Self, Awaited) {
         let ticket = Arc::new(());
-        let awaited = Awaited { node, ticket: Arc::downgrade(&ticket), to: Some(news.to.clone()) };
+        let (since, to) = (Instant::now(), Some(news.to.clone()));
+        let awaited = Awaited { node, ticket: Arc::downgrade(&ticket), since, to };
         (Self { ticket, tier }, awaited)
     }
 
@@ -74,6 +78,7 @@ impl Fetching {
 pub(crate) struct Awaited {
     node: NodeId,
     ticket: Weak<()>,
+    since: Instant,
     /// `None` once delivered.
     to: Option<Sender<News>>,
 }
@@ -86,20 +91,30 @@ impl Awaited {
 
     /// Hands over the rows, or reports that there are none. `time` is the time to fetch them.
     pub(crate) fn deliver(mut self, rows: Option<Rows>, time: Duration) {
-        self.send(rows, time);
+        self.send(rows, Some(time), None);
     }
 
-    fn send(&mut self, rows: Option<Rows>, time: Duration) {
+    /// The same for what the remote tier sent. Waiting for its turn is a part of the time.
+    pub(super) fn deliver_fetched(mut self, fetched: Fetched) {
+        let time = Some(self.since.elapsed());
+        match fetched {
+            Fetched::Rows { rows, cost } => self.send(Some(rows), time, Some(cost)),
+            Fetched::Absent => self.send(None, time, None),
+            Fetched::Failed => self.send(None, None, None),
+        }
+    }
+
+    fn send(&mut self, rows: Option<Rows>, time: Option<Duration>, cost: Option<Duration>) {
         let (node, ticket) = (self.node, self.ticket.clone());
         if let Some(to) = self.to.take() {
             // The engine may be gone.
-            let _ = to.send(News::Arrived(Arrival { node, ticket, rows, time }));
+            let _ = to.send(News::Arrived(Arrival { node, ticket, rows, time, cost }));
         }
     }
 }
 
 impl Drop for Awaited {
     fn drop(&mut self) {
-        self.send(None, Duration::ZERO);
+        self.send(None, None, None);
     }
 }

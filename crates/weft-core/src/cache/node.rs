@@ -54,6 +54,8 @@ pub(crate) struct Node {
     pub(super) kept_cost: Option<Duration>,
     /// Whether there is a file.
     pub(super) on_disk: bool,
+    /// Whether the remote tier has taken its rows, or has given them.
+    pub(super) is_shared: bool,
     /// Whether all later requests can find it.
     pub(super) is_public: bool,
     /// The group whose requests can find it.

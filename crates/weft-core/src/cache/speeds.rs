@@ -1,4 +1,5 @@
-//! Which is faster: to fetch a node's rows from a file, or to compute them? Both are measured.
+//! Which is faster: to fetch a node's rows from a file or the remote tier, or to compute them? All
+//! are measured.
 //!
 //! Rows have the same bits either way, so only time depends on the choice. Without measurements the
 //! rows are fetched. A tier that was found slower is tried again now and then: a disk may have been
@@ -6,7 +7,7 @@
 
 use std::time::Duration;
 
-use crate::chunk::Choice;
+use crate::chunk::{Choice, Tier};
 
 /// How much each sample counts after the next one.
 const FADE: f64 = 0.9;
@@ -23,22 +24,34 @@ const TRY_AGAIN: u32 = 16;
 /// Measured speeds.
 #[derive(Debug, Default)]
 pub(super) struct Speeds {
-    reads: Line,
-    n_reads: u32,
+    disk: Source,
+    remote: Source,
     /// Tokens of prompts that were computed, and the seconds that they took. Old ones fade.
     tokens: f64,
     seconds: f64,
-    /// Reads left out since the last one.
-    n_left_out: u32,
     /// Whether to fetch whatever is kept.
     always_fetches: bool,
 }
 
+/// A tier that rows are read from.
+#[derive(Debug, Default)]
+struct Source {
+    reads: Line,
+    n_reads: u32,
+    /// Reads left out since the last one.
+    n_left_out: u32,
+}
+
 impl Speeds {
+    fn source(&mut self, tier: Tier) -> &mut Source {
+        if tier == Tier::Remote { &mut self.remote } else { &mut self.disk }
+    }
+
     /// Counts a read of rows.
-    pub(super) fn count_read(&mut self, bytes: u64, time: Duration) {
-        self.reads.add(bytes as f64, time.as_secs_f64());
-        self.n_reads = self.n_reads.saturating_add(1);
+    pub(super) fn count_read(&mut self, tier: Tier, bytes: u64, time: Duration) {
+        let source = self.source(tier);
+        source.reads.add(bytes as f64, time.as_secs_f64());
+        source.n_reads = source.n_reads.saturating_add(1);
     }
 
     /// Counts computed tokens of a prompt.
@@ -55,23 +68,32 @@ impl Speeds {
 
     /// The expected time to fetch `bytes`, and to compute `tokens` that once took `cost`. `None` if
     /// one of them is unknown.
-    pub(super) fn compare(&self, bytes: u64, tokens: usize, cost: Duration) -> Option<Choice> {
-        if self.n_reads < FEWEST_READS || self.tokens < FEWEST_TOKENS {
+    pub(super) fn compare(
+        &self,
+        tier: Tier,
+        bytes: u64,
+        tokens: usize,
+        cost: Duration,
+    ) -> Option<Choice> {
+        let source = if tier == Tier::Remote { &self.remote } else { &self.disk };
+        if source.n_reads < FEWEST_READS || self.tokens < FEWEST_TOKENS {
             return None;
         }
         let computed = tokens as f64 * self.seconds / self.tokens;
         let compute = Duration::from_secs_f64(computed);
         // Rows that were computed alone, or beside others, may have taken longer than they need.
         let compute = if cost.is_zero() { compute } else { compute.min(cost) };
-        let fetch = Duration::from_secs_f64(self.reads.at(bytes as f64));
+        let fetch = Duration::from_secs_f64(source.reads.at(bytes as f64));
         Some(Choice { fetch, compute })
     }
 
     /// Whether to fetch, after a comparison.
-    pub(super) fn fetches(&mut self, choice: Option<Choice>) -> bool {
+    pub(super) fn fetches(&mut self, tier: Tier, choice: Option<Choice>) -> bool {
         let is_slower = choice.is_some_and(|choice| choice.fetch > choice.compute);
-        let leaves_out = is_slower && !self.always_fetches && self.n_left_out < TRY_AGAIN;
-        self.n_left_out = if leaves_out { self.n_left_out + 1 } else { 0 };
+        let may_leave_out = is_slower && !self.always_fetches;
+        let source = self.source(tier);
+        let leaves_out = may_leave_out && source.n_left_out < TRY_AGAIN;
+        source.n_left_out = if leaves_out { source.n_left_out + 1 } else { 0 };
         !leaves_out
     }
 }
@@ -133,23 +155,44 @@ mod tests {
     #[test]
     fn rows_are_fetched_unless_computing_was_measured_to_be_faster() {
         let mut speeds = Speeds::default();
-        let compare = |speeds: &Speeds| speeds.compare(1000, 100, Duration::ZERO);
+        let compare = |speeds: &Speeds| speeds.compare(Tier::Disk, 1000, 100, Duration::ZERO);
         speeds.count_computed(100, 10 * MS);
-        (0..3).for_each(|_| speeds.count_read(1000, 90 * MS));
+        (0..3).for_each(|_| speeds.count_read(Tier::Disk, 1000, 90 * MS));
         assert_eq!(compare(&speeds), None);
-        speeds.count_read(1000, 90 * MS);
+        speeds.count_read(Tier::Disk, 1000, 90 * MS);
         let choice = compare(&speeds).unwrap();
         assert!(choice.fetch > choice.compute, "{choice:?}");
         assert!(choice.compute.abs_diff(10 * MS) < MS / 100, "{choice:?}");
-        let fetched = (0..34).filter(|_| speeds.fetches(Some(choice))).count();
+        let fetched = (0..34).filter(|_| speeds.fetches(Tier::Disk, Some(choice))).count();
         assert_eq!(fetched, 2, "one of seventeen, to measure again");
         speeds.always_fetch(true);
-        assert!((0..34).all(|_| speeds.fetches(Some(choice))));
+        assert!((0..34).all(|_| speeds.fetches(Tier::Disk, Some(choice))));
         speeds.always_fetch(false);
-        (0..80).for_each(|_| speeds.count_read(1000, MS));
+        (0..80).for_each(|_| speeds.count_read(Tier::Disk, 1000, MS));
         let choice = compare(&speeds).unwrap();
-        assert!(choice.fetch < choice.compute && speeds.fetches(Some(choice)), "{choice:?}");
+        assert!(
+            choice.fetch < choice.compute && speeds.fetches(Tier::Disk, Some(choice)),
+            "{choice:?}"
+        );
         // It once took less than a token takes on average.
-        assert_eq!(speeds.compare(1000, 100, MS / 2).unwrap().compute, MS / 2);
+        assert_eq!(speeds.compare(Tier::Disk, 1000, 100, MS / 2).unwrap().compute, MS / 2);
+    }
+
+    #[test]
+    fn tiers_are_measured_apart_and_absences_tell_the_latency() {
+        let mut speeds = Speeds::default();
+        speeds.count_computed(100, 10 * MS);
+        (0..9).for_each(|_| speeds.count_read(Tier::Disk, 1000, MS));
+        assert_eq!(speeds.compare(Tier::Remote, 1000, 100, Duration::ZERO), None);
+        (0..9).for_each(|_| speeds.count_read(Tier::Remote, 0, 20 * MS));
+        let choice = speeds.compare(Tier::Remote, 1000, 100, Duration::ZERO).unwrap();
+        assert!(choice.fetch.abs_diff(20 * MS) < MS / 100, "{choice:?}");
+        assert!(!speeds.fetches(Tier::Remote, Some(choice)));
+        let choice = speeds.compare(Tier::Disk, 1000, 100, Duration::ZERO).unwrap();
+        assert!(speeds.fetches(Tier::Disk, Some(choice)), "{choice:?}");
+        // 1,000 bytes take 1 ms more than none.
+        (0..9).for_each(|_| speeds.count_read(Tier::Remote, 1000, 21 * MS));
+        let choice = speeds.compare(Tier::Remote, 10_000, 100, Duration::ZERO).unwrap();
+        assert!(choice.fetch.abs_diff(30 * MS) < MS / 100, "{choice:?}");
     }
 }

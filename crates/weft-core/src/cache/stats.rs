@@ -1,5 +1,6 @@
 //! Contents and counters of the cache.
 
+use super::RemoteStats;
 use crate::store::StoreStats;
 
 /// One tier.
@@ -40,10 +41,17 @@ pub struct CacheStats {
     pub brought_from_ram: u64,
     /// Number of nodes loaded from files.
     pub brought_from_disk: u64,
+    /// Number of nodes loaded from the remote tier.
+    pub brought_from_remote: u64,
     /// Number of nodes that were computed although a file had them, because that is faster.
     pub computed_again: u64,
+    /// Number of nodes that the remote tier was not asked for, because computing them is expected
+    /// to be faster.
+    pub not_asked: u64,
     /// Bytes of the indexes of chunks that drafts are looked up in.
     pub draft_index_bytes: u64,
     /// Counters of the store, if there is one.
     pub store: Option<StoreStats>,
+    /// Counters of the remote tier, if there is one.
+    pub remote: Option<RemoteStats>,
 }

@@ -54,7 +54,7 @@ struct World {
 impl World {
     fn new(ram_rows: u64, store: Option<Store>) -> Self {
         let shape = RowShape { layers: 2, kv_width: 4, dtype: Dtype::Bf16 };
-        let tiers = Tiers { ram_bytes: ram_rows * ROW_BYTES, store };
+        let tiers = Tiers { ram_bytes: ram_rows * ROW_BYTES, store, remote: None };
         let mut cache = Cache::new("model".to_owned(), shape, PAGES, tiers);
         // Nobody computes rows here.
         cache.always_fetch(true);
@@ -357,8 +357,11 @@ fn only_files_of_this_model_that_hold_what_they_are_named_for_are_found() {
     let mut world = small_world(folder.path());
     assert_eq!(world.cache.save(&mut *world.device, |_| true), 2);
     let found = |fingerprint: &str| {
-        let tiers =
-            Tiers { ram_bytes: 0, store: Some(Store::open(folder.path(), 100_000).unwrap()) };
+        let tiers = Tiers {
+            ram_bytes: 0,
+            store: Some(Store::open(folder.path(), 100_000).unwrap()),
+            remote: None,
+        };
         Cache::new(fingerprint.to_owned(), world.cache.shape, PAGES, tiers).stats().disk.nodes
     };
     assert_eq!((found("model"), found("another")), (2, 0));

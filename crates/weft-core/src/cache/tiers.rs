@@ -48,6 +48,7 @@ impl Cache {
                 read_time: Duration::ZERO,
                 kept_cost: None,
                 on_disk: true,
+                is_shared: false,
                 is_public: true,
                 group: None,
                 cost: Duration::from_micros(header.prefill_us),
@@ -60,6 +61,7 @@ impl Cache {
 
     /// Moves all unused nodes down to a tier, and waits for the copies and the files.
     pub(crate) fn demote(&mut self, tier: Tier, device: &mut dyn Device) {
+        let tier = tier.min(Tier::Disk);
         if tier == Tier::Disk {
             self.save(device, |_| true);
         }
@@ -215,6 +217,7 @@ impl Cache {
             ram: tier(&|node| node.ram.is_some(), self.ram_bytes),
             disk,
             store: seen.map(|seen| seen.stats.clone()),
+            remote: self.remote.as_ref().map(|remote| remote.stats()),
             ..self.stats.clone()
         }
     }
@@ -224,12 +227,13 @@ impl Cache {
         self.stats.computed_tokens += computed as u64;
     }
 
-    /// Returns the warnings about files since the last call.
+    /// Returns the warnings about files and the remote tier since the last call.
     pub(crate) fn take_warnings(&mut self) -> Vec<String> {
         let mut warnings = std::mem::take(&mut self.warnings);
         if let Some(files) = &self.files {
             warnings.append(&mut files.seen().warnings);
         }
+        warnings.extend(self.remote.iter().flat_map(|remote| remote.take_warnings()));
         warnings
     }
 

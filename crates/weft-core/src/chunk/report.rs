@@ -17,6 +17,8 @@ pub enum Tier {
     Ram,
     /// A file.
     Disk,
+    /// A store that several machines share.
+    Remote,
 }
 
 impl fmt::Display for Tier {
@@ -25,6 +27,7 @@ impl fmt::Display for Tier {
             Self::Device => "device",
             Self::Ram => "ram",
             Self::Disk => "disk",
+            Self::Remote => "remote",
         })
     }
 }
@@ -71,7 +74,7 @@ pub struct PieceReport {
     pub time: Duration,
     /// Time that was once spent on computing its cached tokens.
     pub saved: Duration,
-    /// Why rows that are kept in files were fetched or computed, if both times were known.
+    /// Why rows that are kept in files or elsewhere were fetched or computed, if both times were known.
     pub choice: Option<Choice>,
 }
 

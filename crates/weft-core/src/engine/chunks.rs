@@ -1,11 +1,14 @@
 //! The engine's operations on chunks: register, compose, preview, warm, pin, delete, save.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::held::Policy;
 use super::placement::{Placement, PlannedNode};
-use super::{CacheStats, Cancel, Engine, GenerateError, LaneId, Request, RequestError, Saving};
+use super::{
+    CacheStats, Cancel, Engine, GenerateError, LaneId, RemoteTier, Request, RequestError, Saving,
+};
 use crate::chunk::{
     Chunk, ChunkError, ChunkId, Composition, Kind, Library, Prompt, Reuse, Tier, TurnReuse, Which,
     compose_conversation, compose_prompt,
@@ -259,6 +262,17 @@ impl Engine {
         self.cache.tend(&mut *self.device);
     }
 
+    /// The remote tier, if there is one. Its counts may be read at any time.
+    pub fn remote(&self) -> Option<Arc<dyn RemoteTier>> {
+        self.cache.remote()
+    }
+
+    /// Waits until the remote tier has written what it took, at most for `limit`; it takes no more.
+    /// Returns the number of rows that are lost. Does nothing without a remote tier.
+    pub fn close_remote(&mut self, limit: Duration) -> usize {
+        self.cache.close_remote(limit)
+    }
+
     /// Number of cached nodes with a file, of registered chunks or all.
     pub fn n_saved(&self, all: bool) -> usize {
         self.cache.n_filed(|node| all || node.chunk.is_some())
@@ -276,7 +290,7 @@ impl Engine {
         CacheStats { draft_index_bytes, ..self.cache.stats() }
     }
 
-    /// Returns the warnings about files since the last call. Such faults never change an answer.
+    /// Returns the warnings about files and the remote tier since the last call. Such faults never change an answer.
     pub fn take_warnings(&mut self) -> Vec<String> {
         self.cache.take_warnings()
     }

@@ -32,7 +32,7 @@ pub(super) struct HeldNode {
     pub(super) source: Option<Tier>,
     /// The tier that the rows are coming from, until they have come.
     pub(super) awaits: Option<Tier>,
-    /// Why the rows come from a file, or are computed although there is one.
+    /// Why the rows come from a file or the remote tier, or are computed instead.
     pub(super) choice: Option<Choice>,
     /// This lane's time for computing, loading or repairing it.
     pub(super) time: Duration,
@@ -233,15 +233,23 @@ impl Maker<'_> {
         let begin = Begin { lead: planned.lead, page: self.open.filter(|_| !planned.is_moved()) };
         let brought =
             planned.found.map(|id| self.cache.bring(id, planned.range.len(), begin, self.device));
-        let node = planned.found.unwrap_or_else(|| self.insert(&planned, begin.page));
-        let held = self.hold(planned, node, brought);
+        let (node, choice) = match planned.found {
+            Some(node) => (node, brought.and_then(|brought| brought.choice)),
+            None => self.insert(&planned, begin.page),
+        };
+        let held = HeldNode { choice, ..self.hold(planned, node, brought) };
         let is_new = brought.is_none_or(|brought| brought.is_new);
         let is_whole = self.cache.node(held.node).len() == held.range.len();
         self.open = (is_new && is_whole).then(|| held.last_page());
         self.nodes.push(held);
     }
 
-    fn insert(&mut self, planned: &PlannedNode, begins_in: Option<PageId>) -> NodeId {
+    /// Adds a node, whose rows may come from the remote tier.
+    fn insert(
+        &mut self,
+        planned: &PlannedNode,
+        begins_in: Option<PageId>,
+    ) -> (NodeId, Option<Choice>) {
         let new = NewNode {
             parent: planned.parent,
             home: planned.home,
@@ -253,7 +261,9 @@ impl Maker<'_> {
         };
         let id = self.cache.insert(new, begins_in, self.lane, self.device);
         self.cache.hold(id);
-        id
+        // Otherwise its logits are needed, or it must not be looked up.
+        let may_ask = planned.range.end <= self.policy.limit;
+        (id, may_ask.then(|| self.cache.ask_remote(id)).flatten())
     }
 
     fn hold(&mut self, planned: PlannedNode, node: NodeId, brought: Option<Brought>) -> HeldNode {
@@ -268,7 +278,7 @@ impl Maker<'_> {
             pages,
             source: brought.filter(|_| is_ready).map(|brought| brought.tier),
             awaits: kept.awaits(),
-            choice: brought.and_then(|brought| brought.choice),
+            choice: None,
             time: brought.map_or(Duration::ZERO, |brought| brought.time),
             saved: Duration::ZERO,
             range,

@@ -45,7 +45,10 @@ pub use self::speculation::{
 };
 pub use self::stats::{FinishReason, Finished, Stats};
 pub use self::verify::{ScoredRows, Verification};
-pub use crate::cache::{CacheStats, LaneId, RowGroup, Saving, TierStats, Tiers};
+pub use crate::cache::{
+    BreakerState, CacheStats, Fetched, LaneId, Latency, RemoteStats, RemoteTier, RowGroup, Saving,
+    TierStats, Tiers, WhenFetched,
+};
 
 use self::held::Policy;
 use self::output::OutputProcessor;

@@ -12,6 +12,7 @@ mod groups;
 mod lanes;
 mod pages;
 mod reading;
+mod remote;
 mod repairs;
 mod settling;
 mod wrapped;
@@ -254,7 +255,7 @@ fn whatever_happened_before_does_not_show() {
             let folder = tempfile::tempdir().unwrap();
             let open = || {
                 let store = Store::open(folder.path(), 300_000).unwrap();
-                engine_with(18, Tiers { ram_bytes: 60_000, store: Some(store) })
+                engine_with(18, Tiers { ram_bytes: 60_000, store: Some(store), remote: None })
             };
             let mut engine = open();
             let check = |engine: &mut Engine, prompt: &Composition, said: Vec<Token>| {
@@ -308,7 +309,7 @@ fn rows_come_back_from_main_memory_and_from_disk() {
     let folder = tempfile::tempdir().unwrap();
     let open = |ram_bytes| {
         let store = Store::open(folder.path(), 10_000_000).unwrap();
-        engine_with(12, Tiers { ram_bytes, store: Some(store) })
+        engine_with(12, Tiers { ram_bytes, store: Some(store), remote: None })
     };
     let prompt = exact(&[1, 2], 1);
     let truth = cold(&prompt);

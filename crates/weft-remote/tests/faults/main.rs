@@ -1,6 +1,7 @@
 //! The remote tier over a store that fails in every way: no wrong row is ever returned, every
 //! failure is counted, and nobody waits for it.
 
+mod engines;
 mod faulty;
 mod lying;
 mod service;
@@ -19,7 +20,7 @@ const LONG: Duration = Duration::from_secs(300);
 const KEY: SigningKey = SigningKey::from_bytes([3; 32]);
 
 fn limits() -> Limits {
-    Limits { fetch: LONG, write: LONG, ..Limits::default() }
+    Limits { fetch: LONG, whole_fetch: LONG, write: LONG, ..Limits::default() }
 }
 
 fn open_as(store: &Arc<Faulty>, trust: Trust, limits: Limits) -> Remote {

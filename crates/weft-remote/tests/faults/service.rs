@@ -113,6 +113,22 @@ fn the_queue_is_bounded_in_bytes_and_what_does_not_fit_is_dropped() {
 }
 
 #[test]
+fn rows_that_are_larger_than_the_queue_wait_alone() {
+    let store = Faulty::new();
+    let remote = open_as(&store, Trust::Key(KEY), Limits { queue_bytes: 1, ..limits() });
+    store.is_slow.store(true, Ordering::SeqCst);
+    let put = |n: u32| {
+        let header = header(&[n, n]);
+        remote.put(&key(&header), &header, rows(&header))
+    };
+    assert_eq!([1, 2].map(put), [true, false]);
+    store.gate.add_permits(1000);
+    assert_eq!(remote.flush(LONG), 0);
+    assert!(put(2));
+    assert_eq!(remote.close(LONG).stored, 2);
+}
+
+#[test]
 fn closing_ends_within_its_limit_and_counts_what_is_lost() {
     let store = Faulty::new();
     let remote = open(&store);

@@ -10,7 +10,7 @@ use axum::http::StatusCode;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use weft_core::chunk::{Chunk, ChunkId, Kind, Prompt, Reuse, Tier, Which};
-use weft_core::engine::{Engine, Preview, TierStats, Verification};
+use weft_core::engine::{Engine, Preview, RemoteStats, TierStats, Verification};
 use weft_core::store::StoreStats;
 
 use crate::api_error::ApiError;
@@ -121,11 +121,14 @@ pub(super) async fn list(
     };
     let data = app.worker.call(all).await?;
     let cache = app.metrics.cache();
-    let tiers = json!({
+    let mut tiers = json!({
         "device": tier(&cache.device),
         "ram": tier(&cache.ram),
         "disk": tier(&cache.disk),
     });
+    if let Some(remote) = &cache.remote {
+        tiers["remote"] = remote_tier(remote);
+    }
     Ok(Json(json!({"object": "list", "data": data, "tiers": tiers})))
 }
 
@@ -405,6 +408,20 @@ fn describe(chunk: &Chunk, tier: Option<Tier>) -> Value {
 fn head(text: &str) -> String {
     const CHARS: usize = 120;
     text.chars().take(CHARS).collect()
+}
+
+/// The store that several machines share.
+fn remote_tier(stats: &RemoteStats) -> Value {
+    json!({
+        "hits": stats.hits,
+        "misses": stats.misses,
+        "stored": stats.stored,
+        "present": stats.present,
+        "dropped": stats.dropped,
+        "queued": stats.queued.0,
+        "reading": stats.read_breaker.name(),
+        "writing": stats.write_breaker.name(),
+    })
 }
 
 fn tier(stats: &TierStats) -> Value {

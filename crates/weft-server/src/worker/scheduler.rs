@@ -17,6 +17,9 @@ use super::{Command, Shared};
 /// How often paused lanes are checked if nothing else happens.
 const PAUSED_WAIT: Duration = Duration::from_millis(5);
 
+/// How long a shutdown waits for the remote store.
+const REMOTE_WAIT: Duration = Duration::from_secs(10);
+
 /// Lanes that may read at a time. Many texts can wait to be read, and the lane that is left answers
 /// others meanwhile.
 pub(crate) const MAX_READINGS: usize = MAX_LANES - 1;
@@ -111,6 +114,11 @@ impl Scheduler {
         }
         if engine.is_saving(&saving) {
             (self.shared.log)("the disk is too slow: some rows were not written before the end");
+        }
+        // What is lost there is only computed again elsewhere.
+        let n_left = engine.close_remote(REMOTE_WAIT);
+        if n_left > 0 {
+            (self.shared.log)(&format!("the remote store is too slow: {n_left} rows not written"));
         }
         self.log_warnings(engine);
     }

@@ -3,56 +3,32 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde_json::{Value, json};
-use weft_core::chunk::{Chunk, ChunkId, Shelf};
+use weft_core::chunk::{Chunk, ChunkId, Homes, Library, Shelf};
 use weft_core::model::Model;
-use weft_core::store::{Put, SigningKey, Store};
-use weft_remote::{Label, Labels, Limits, Miss, Pulled, Remote, Sweep, Trust, Written};
+use weft_core::store::{Put, Store};
+use weft_remote::{Label, Labels, Miss, Pulled, Remote, Sweep, Written};
 
 use super::add::register;
 use super::list::ID_DIGITS;
 use super::rows_of;
 use crate::answer::print;
 use crate::args::{
-    CacheArgs, GcArgs, ListChunksArgs, PullChunksArgs, PushArgs, RemoteArgs, RemoteTrustArgs,
-    WhichArgs,
+    CacheArgs, GcArgs, ListChunksArgs, PullChunksArgs, PushArgs, RemoteArgs, WhichArgs,
 };
 use crate::commands::list::age;
 use crate::error::CliError;
 use crate::load;
+use crate::remote;
 use crate::resident;
 use crate::size;
 use crate::terminal;
 
-/// A command waits longer for a store than a question does.
-const PATIENCE: Duration = Duration::from_secs(30);
-
 /// Opens the store that a command needs.
 fn open(args: &RemoteArgs) -> Result<Remote, CliError> {
-    open_at(args.remote.as_deref(), &args.trust)
-}
-
-fn open_at(url: Option<&str>, trust: &RemoteTrustArgs) -> Result<Remote, CliError> {
-    let url = url.ok_or_else(|| {
-        CliError::Usage(
-            "no store is named; give --remote URL, or set WEFT_REMOTE (docs/store.md)".to_owned(),
-        )
-    })?;
-    let limits = Limits { fetch: PATIENCE, write: 10 * PATIENCE, ..Limits::default() };
-    Ok(Remote::open(url, trust_of(trust)?, limits)?)
-}
-
-fn trust_of(args: &RemoteTrustArgs) -> Result<Trust, CliError> {
-    match &args.remote_key {
-        Some(path) => {
-            let error = CliError::io(format!("--remote-key {}", path.display()));
-            Ok(Trust::Key(SigningKey::read(path).map_err(error)?))
-        }
-        None if args.remote_unsigned => Ok(Trust::Anyone),
-        None => Ok(Trust::Nobody),
-    }
+    remote::open(args.remote.as_deref(), &args.trust)
 }
 
 fn failed(what: impl Into<String>) -> impl FnOnce(Miss) -> CliError {
@@ -150,7 +126,7 @@ pub(super) fn pull(args: &PullChunksArgs) -> Result<(), CliError> {
         print(&format!("{id}\n"))?;
         pulled.push(registered.library.get(&id)?.clone());
     }
-    pull_rows(args, &remote, model, &pulled)?;
+    pull_rows(args, &remote, model, &registered.library, &pulled)?;
     super::refresh(resident::find(&args.model, &args.cache).as_ref())
 }
 
@@ -174,6 +150,7 @@ fn pull_rows(
     args: &PullChunksArgs,
     remote: &Remote,
     model: Model,
+    library: &Library,
     chunks: &[Chunk],
 ) -> Result<(), CliError> {
     let has_rows = |chunk: &Chunk| -> Result<bool, CliError> {
@@ -199,15 +176,21 @@ fn pull_rows(
         terminal::warn("rows are not pulled, because there is no folder for them (--cache-dir)");
         return Ok(());
     };
+    // Without a template, no prompt has chunks.
+    let homes_of = |chunk: &&Chunk| match &model.template {
+        Some(template) => Homes::new(template, &model.tokenizer, library, chunk),
+        None => Homes::default(),
+    };
+    let homes: Vec<Homes> = with_rows.iter().map(homes_of).collect();
     // Only a device knows which rows fit it.
     let without_files = CacheArgs { no_cache: true, ..args.cache.clone() };
     let fingerprint = load::load_model(model, &args.model, &without_files)?.fingerprint();
     let mut got = Got::default();
-    for chunk in with_rows {
+    for (chunk, homes) in with_rows.into_iter().zip(&homes) {
         let name = chunk.name().map_or_else(|| chunk.id.to_string(), str::to_owned);
         let limit = store.budget_bytes();
         remote
-            .pull_rows(chunk, &fingerprint, limit, |pulled| got.add(pulled, &mut store))
+            .pull_rows(chunk, &fingerprint, limit, |pulled| got.add(pulled, homes, &mut store))
             .map_err(failed(name))?;
     }
     got.refused.iter().for_each(|(reason, n)| {
@@ -229,8 +212,12 @@ struct Got {
 }
 
 impl Got {
-    fn add(&mut self, pulled: Result<Pulled, Miss>, store: &mut Store) {
+    fn add(&mut self, pulled: Result<Pulled, Miss>, homes: &Homes, store: &mut Store) {
         let reason = match pulled {
+            Ok(Pulled { header, .. }) if !homes.have(&header) => {
+                "they attended to something else than a system prompt that is registered here"
+                    .to_owned()
+            }
             Ok(Pulled { key, header, rows }) => match store.put(&key, &header, &rows) {
                 Put::Stored | Put::Present => {
                     self.files += 1;
@@ -247,7 +234,7 @@ impl Got {
 
 pub(super) fn list(args: &ListChunksArgs) -> Result<(), CliError> {
     let url = args.there.remote.clone().flatten();
-    let remote = open_at(url.as_deref(), &args.there.trust)?;
+    let remote = remote::open(url.as_deref(), &args.there.trust)?;
     let (registered, _) = super::registered(&args.model, &args.cache)?;
     let all = labels(&remote, &vocabulary(&registered.shelf))?;
     let chosen: Vec<&Label> = all.labels.iter().filter(|label| is(label, &args.which)).collect();
@@ -317,7 +304,7 @@ fn facts(label: &Label) -> Value {
 
 pub(super) fn gc(args: &GcArgs) -> Result<(), CliError> {
     let url = args.there.remote.clone().flatten();
-    let remote = open_at(url.as_deref(), &args.there.trust)?;
+    let remote = remote::open(url.as_deref(), &args.there.trust)?;
     let which = Sweep { older_than: args.older_than, max_bytes: args.max_size };
     let swept = remote.sweep(&which).map_err(failed("the remote store"))?;
     let of = |(n, bytes): (usize, u64), what: &str| {

@@ -2,7 +2,7 @@
 //!
 //! A device orders steps and copies by itself: a step waits for copies of its pages. But all lanes
 //! of the step would wait with it, so a lane joins only when its pages are settled. Rows from a file
-//! come later: until then, the lane computes what it can without them.
+//! or the remote tier come later: until then, the lane computes what it can without them.
 
 use std::time::Instant;
 
@@ -73,7 +73,7 @@ impl Sequence {
     /// The time of waiting counts as loading its rows.
     fn end_settling(&mut self) {
         let Some(wait) = self.settling.take() else { return };
-        let is_brought = |held: &&mut HeldNode| matches!(held.source, Some(Tier::Ram | Tier::Disk));
+        let is_brought = |held: &&mut HeldNode| held.source.is_some_and(|tier| tier > Tier::Device);
         let rows: usize = self.nodes.iter_mut().filter(is_brought).map(|p| p.range.len()).sum();
         for held in self.nodes.iter_mut().filter(is_brought) {
             held.time += wait.since.elapsed().mul_f64(held.range.len() as f64 / rows as f64);

@@ -38,7 +38,7 @@ fn open(folder: &Path, pages: usize, ram_bytes: u64) -> (Engine, Arc<Gate>) {
     let gate = Arc::new(Gate::default());
     let own = Arc::clone(&gate);
     store.set_before_io(move |io| own.pass(io));
-    (engine_with(pages, Tiers { ram_bytes, store: Some(store) }), gate)
+    (engine_with(pages, Tiers { ram_bytes, store: Some(store), remote: None }), gate)
 }
 
 fn n_files(folder: &Path) -> usize {
@@ -68,7 +68,7 @@ fn check(engine: &Engine) {
 }
 
 /// Runs one lane to its end; returns its tokens, and the events of others.
-fn finish(engine: &mut Engine, lane: LaneId) -> (Vec<Token>, Finished, Vec<Event>) {
+pub(super) fn finish(engine: &mut Engine, lane: LaneId) -> (Vec<Token>, Finished, Vec<Event>) {
     let (mut tokens, mut others) = (Vec::new(), Vec::new());
     loop {
         for event in engine.step().unwrap() {
@@ -267,7 +267,7 @@ fn an_engine_ends_though_its_disk_stalls() {
 fn measure(engine: &mut Engine, read: Duration) {
     engine.always_fetch(false);
     for _ in 0..200 {
-        engine.cache.count_read(1000, read);
+        engine.cache.count_read(Tier::Disk, 1000, read);
         engine.cache.count_computed(64, Duration::from_millis(64));
     }
 }
