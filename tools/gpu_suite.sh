@@ -98,7 +98,9 @@ small() {
 # The four tools side by side: first on the persistent kernel, which waits for itself and has little
 # patience; then on products and attention of prompts by warpgroups, pages laid out, coded products,
 # and tokens chosen with masks and reported. racecheck reports words that the persistent kernel's
-# copying warp polls, and stages that one lane gives back for its warp: those are meant.
+# copying warp polls, and stages that one lane gives back for its warp: those are meant. synccheck
+# reports warps of `attend_units` that give a raw page back and do not wait for the others: the first
+# warp waits before it asks for the next page, and the rest wait for that page.
 sanitizers() {
     command -v compute-sanitizer >/dev/null || { echo "sanitizers: no compute-sanitizer"; return; }
     checked persistent a_few_tokens_of_a_small_model
