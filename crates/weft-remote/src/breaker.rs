@@ -109,7 +109,8 @@ mod tests {
         assert!(breaker.admits(later), "one test");
         assert!(!breaker.admits(later), "and no more");
         assert_eq!(breaker.state(), BreakerState::HalfOpen);
-        breaker.succeeded();
+        assert!(breaker.succeeded(), "an outage ends");
+        assert!(!breaker.succeeded());
         assert_eq!(breaker.state(), BreakerState::Closed);
         assert!(breaker.admits(later));
     }

@@ -23,10 +23,33 @@ impl Warnings {
     /// The store works again: the next failure is another outage.
     pub(crate) fn end_outage(&mut self, what: &'static str) {
         self.said.retain(|(said, _)| *said != what);
-        self.texts.push(format!("the remote store is back: {}", what.replace(" not", "")));
+        let now = what.replace(" not", "");
+        self.texts.push(format!("the remote store is back: {now} it"));
     }
 
     pub(crate) fn take(&mut self) -> Vec<String> {
         std::mem::take(&mut self.texts)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_kind_of_failure_is_said_once_in_an_outage() {
+        let mut warnings = Warnings::default();
+        let silent = Miss::Silent("nobody listens".to_owned());
+        (0..3).for_each(|_| warnings.add("rows are not fetched from", &silent));
+        warnings.add("rows are not written to", &silent);
+        warnings.add("rows are not fetched from", &Miss::Absent);
+        let said = warnings.take();
+        assert_eq!(said.len(), 2, "{said:?}");
+        warnings.end_outage("rows are not fetched from");
+        assert_eq!(warnings.take(), ["the remote store is back: rows are fetched from it"]);
+        (0..3).for_each(|_| warnings.add("rows are not fetched from", &silent));
+        warnings.add("rows are not written to", &silent);
+        let said = warnings.take();
+        assert!(said.len() == 1 && said[0].contains("fetched"), "{said:?}");
     }
 }
