@@ -146,7 +146,8 @@ impl Writer {
             rest = after;
             if self.expression(first).is_some() {
                 let mut n = 1;
-                let items = |n: usize| Expr::Seq([&[first.clone()], &after[..n - 1]].concat());
+                let first = std::slice::from_ref(first);
+                let items = |n: usize| Expr::Seq([first, &after[..n - 1]].concat());
                 while n <= after.len() && self.expression(&items(n + 1)).is_some() {
                     n += 1;
                 }
