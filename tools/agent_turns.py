@@ -149,7 +149,7 @@ def run(args: argparse.Namespace) -> dict:
         servers = {}
         try:
             for way in WAYS:
-                os.mkdir(os.path.join(home, way))
+                os.mkdir(os.path.join(home, way), 0o700)
                 servers[way] = serve(args, os.path.join(home, way))
             for turn in range(TURNS):
                 for way in WAYS:
@@ -165,7 +165,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--weft", required=True)
     parser.add_argument("--model", help="a folder or a name; the bundled model")
-    parser.add_argument("--rules", type=int, default=120, help="sentences of the system prompt")
+    parser.add_argument("--rules", type=int, default=100, help="sentences of the system prompt")
     parser.add_argument("--tokens", type=int, default=8, help="of each answer")
     parser.add_argument("--runs", type=int, default=3)
     for name in ["--commit", "--machine", "--save"]:

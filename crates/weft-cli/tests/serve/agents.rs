@@ -13,7 +13,7 @@ fn billing(turn: usize) -> String {
 }
 
 fn rules() -> String {
-    let rules = (0..12).map(|n| format!("Rule {n}: answer number {n} in one word.\n"));
+    let rules = (0..40).map(|n| format!("Rule {n}: answer number {n} in one word.\n"));
     rules.collect::<String>() + &document()
 }
 

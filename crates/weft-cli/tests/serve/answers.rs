@@ -126,7 +126,7 @@ fn fields_that_would_change_the_answer_are_refused_by_name() {
     for (field, value) in [
         ("functions", json!([{"name": "f"}])),
         ("function_call", json!({"name": "f"})),
-        ("guided_grammar", json!("root ::= \"a\"")),
+        ("prompt_logprobs", json!(1)),
         ("allowed_token_ids", json!([1, 2])),
         ("bad_words", json!(["x"])),
         ("use_beam_search", json!(true)),

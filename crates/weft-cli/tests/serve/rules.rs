@@ -69,7 +69,7 @@ fn forms_are_asked_for_in_the_words_of_other_servers_too() {
         json!({"structured_outputs": {"regex": {"1": "x"}}}),
         json!({"structured_outputs": {"json": {"type": "object", "properties": {"a": "b"}}}}),
         json!({"structured_outputs": {"choice": []}}),
-        json!({"grammar": "root ::= \"a\""}),
+        json!({"grammar": "root ::= x"}),
     ] {
         server.refusal("/v1/chat/completions", &chat_with(wrong), 400);
     }
@@ -285,4 +285,64 @@ fn what_a_rule_forbids_has_a_log_probability_too() {
         let logprob = entry["logprob"].as_f64().expect("a number, never null");
         assert!((-9999.0..=0.0).contains(&logprob), "{entry}");
     }
+}
+
+#[test]
+fn grammars_of_llama_cpp_rule_chats_and_completions() {
+    let server = Server::start(&[]);
+    let grammar = "root ::= answer \".\"\nanswer ::= \"yes\" | \"no\" | \"(\" answer \")\"";
+    let more = json!({"grammar": grammar, "max_tokens": 40, "temperature": 0});
+    let is_ruled = |text: &str| {
+        let inner = text.strip_suffix('.').unwrap_or_else(|| panic!("{text}"));
+        matches!(inner.trim_matches(['(', ')']), "yes" | "no")
+    };
+    assert!(is_ruled(text(&server.ask(&chat_with(more.clone())))));
+    let body = merged(json!({"prompt": "Is it?"}), more);
+    let (status, answer) = server.post("/v1/completions", &body);
+    assert_eq!(status, 200, "{answer}");
+    assert!(is_ruled(answer["choices"][0]["text"].as_str().unwrap()), "{answer}");
+    for (wrong, reason) in [("root ::= x", "no rule x"), ("root ::= (\"a\"", ") is expected")] {
+        let body = chat_with(json!({"grammar": wrong}));
+        let refusal = server.refusal("/v1/chat/completions", &body, 400);
+        assert!(refusal.contains(reason), "{refusal}");
+    }
+}
+
+#[test]
+fn ids_of_tokens_come_if_they_are_asked_for() {
+    let server = Server::start(&[]);
+    let more = json!({"return_token_ids": true, "temperature": 0, "max_tokens": 12});
+    let texts = merged(json!({"prompt": ["One two", "Three"], "n": 2}), more.clone());
+    let bodies = [("/v1/chat/completions", chat_with(more), 1), ("/v1/completions", texts, 4)];
+    for (path, body, n) in bodies {
+        let whole = server.post(path, &body).1;
+        let events = server.events(path, &body);
+        let mut prompt = 0;
+        for choice in 0..n {
+            let written = &whole["choices"][choice];
+            let ids = written["token_ids"].as_array().unwrap_or_else(|| panic!("{whole}"));
+            let mine = |event: &&Value| event["choices"][0]["index"] == choice;
+            let streamed: Vec<Value> = events
+                .iter()
+                .filter(mine)
+                .filter_map(|event| event["choices"][0]["token_ids"].as_array().cloned())
+                .flatten()
+                .collect();
+            assert_eq!(&streamed, ids, "{path}");
+            let detokenized = server.post("/detokenize", &json!({"tokens": ids})).1;
+            let said = written["text"].as_str().unwrap_or_else(|| text(&whole));
+            assert!(detokenized["content"].as_str().unwrap().starts_with(said), "{detokenized}");
+            let first = |event: &Value| {
+                event["prompt_token_ids"].is_array()
+                    || event["choices"][0]["prompt_token_ids"].is_array()
+            };
+            assert!(first(events.iter().find(mine).unwrap()), "{path}: {events:?}");
+            let of_choice = written["prompt_token_ids"].as_array().filter(|_| choice % 2 == 0);
+            prompt += of_choice.map_or(0, Vec::len);
+        }
+        prompt += whole["prompt_token_ids"].as_array().map_or(0, Vec::len);
+        assert_eq!(whole["usage"]["prompt_tokens"], prompt, "{path}");
+    }
+    let unasked = server.ask(&chat_with(json!({"max_tokens": 2})));
+    assert!(unasked["choices"][0].get("token_ids").is_none(), "{unasked}");
 }

@@ -114,20 +114,20 @@ impl Composition {
         // What stands before the anchor has a quarter of the places: the first piece, its groups
         // and the anchor.
         let (before, anchor) = match tail.split_last() {
-            Some((anchor, before)) => (before.to_vec(), Some(anchor.clone())),
-            None => (Vec::new(), None),
+            Some((anchor, before)) => (before, Some(anchor.clone())),
+            None => (&[][..], None),
         };
         self.pieces = pieces;
         self.pieces.extend(joined(before, Self::MAX_PIECES / 4));
         self.pieces.extend(anchor);
         let room = Self::MAX_PIECES - self.pieces.len() - 1;
-        self.pieces.extend(joined(rest, room));
+        self.pieces.extend(joined(&rest, room));
         self.pieces.extend(last);
     }
 }
 
 /// The same pieces in at most `room` groups of neighbours, all of the same size but the last.
-fn joined(pieces: Vec<Piece>, room: usize) -> Vec<Piece> {
+fn joined(pieces: &[Piece], room: usize) -> Vec<Piece> {
     let mut size = 1;
     while pieces.len().div_ceil(size) > room {
         size *= 2;

@@ -28,6 +28,8 @@ pub(crate) struct Answering {
     pub(crate) streams: bool,
     /// Tokens of the prompt.
     pub(crate) prompt_tokens: usize,
+    /// The same as ids, if the client wants them.
+    pub(crate) prompt_ids: Option<Vec<u32>>,
     prompt_end: String,
     tools: ToolMode,
     calls_once: bool,
@@ -44,7 +46,18 @@ impl Answering {
     pub(super) fn of_test(model: Arc<ModelInfo>, tools: ToolMode, streams: bool) -> Self {
         let (prompt_end, sampling) = (String::new(), Sampling::default());
         let (choices, prompt_tokens, calls_once) = (1, 3, false);
-        Self { model, sampling, choices, streams, prompt_tokens, prompt_end, tools, calls_once }
+        let prompt_ids = None;
+        Self {
+            model,
+            sampling,
+            choices,
+            streams,
+            prompt_tokens,
+            prompt_ids,
+            prompt_end,
+            tools,
+            calls_once,
+        }
     }
 }
 
@@ -61,7 +74,7 @@ pub(crate) async fn answer<W: ResponseWriter>(
     let sampling = chat.sampling(&model)?;
     let (choices, streams) = (settings.choices(), settings.streams());
     let (use_cache, speculate) = (settings.uses_cache(), settings.speculate());
-    let sends_progress = settings.sends_progress();
+    let (sends_progress, returns_ids) = (settings.sends_progress(), settings.returns_ids());
     let style = model.call_style;
     let (rule, rule_param) = (chat.rule(style), chat.rule_param());
     let (calls_once, thinking_tokens) = (chat.calls_once, chat.thinking_tokens);
@@ -84,6 +97,7 @@ pub(crate) async fn answer<W: ResponseWriter>(
         choices,
         streams,
         prompt_tokens,
+        prompt_ids: returns_ids.then(|| prompt.tokens()),
         prompt_end,
         tools,
         calls_once,

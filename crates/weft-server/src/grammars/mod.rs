@@ -7,6 +7,7 @@
 
 mod bounds;
 mod dialect;
+mod gbnf;
 mod refusals;
 mod thinking;
 mod turns;
@@ -47,6 +48,8 @@ pub(crate) enum Rule {
     Regex(String),
     /// One of these texts.
     Choice(Vec<String>),
+    /// Text of a grammar as llama.cpp writes it.
+    Grammar(String),
     /// A call of one of these tools, in this style.
     Call(Vec<Value>, CallStyle),
 }
@@ -58,6 +61,8 @@ impl Rule {
             Self::Json(schema) => bounds::check_sizes([schema]),
             Self::Regex(regex) => bounds::check_expression(regex),
             Self::Choice(texts) => bounds::check_choices(texts),
+            // It is checked while it is read.
+            Self::Grammar(_) => Ok(()),
             Self::Call(tools, _) => bounds::check_sizes(tools),
         };
         checked.map_err(ApiError::invalid)
@@ -73,6 +78,7 @@ impl Rule {
                 let texts: Vec<String> = texts.iter().map(|text| json!(text).to_string()).collect();
                 TopLevelGrammar::from_lark(format!("start: {}", texts.join(" | ")))
             }
+            Self::Grammar(grammar) => TopLevelGrammar::from_lark(gbnf::to_lark(grammar)?),
             Self::Call(tools, style) => {
                 let arguments = match style {
                     CallStyle::Bare => "parameters",
@@ -358,6 +364,39 @@ mod tests {
         {
             assert!(!follows(&rule, wrong), "{wrong}");
         }
+    }
+
+    /// A grammar of JSON as llama.cpp's users write it.
+    const JSON_GRAMMAR: &str = r#"
+        root ::= object
+        value ::= object | array | string | number | ("true" | "false" | "null") ws
+        object ::=
+          "{" ws (
+            string ":" ws value ("," ws string ":" ws value)*
+          )? "}" ws   # members
+        array ::= "[" ws ( value ("," ws value)* )? "]" ws
+        string ::= "\"" ( [^"\\\x7F\x00-\x1F] | "\\" (["\\bfnrt] | "u" [0-9a-fA-F]{4}) )* "\"" ws
+        number ::= "-"? ("0" | [1-9] [0-9]{0,15}) ("." [0-9]+)? ([eE] [-+]? [0-9]+)? ws
+        ws ::= | " " | "\n" [ \t]{0,20}
+    "#;
+
+    #[test]
+    fn grammars_are_followed_to_their_end() {
+        let json = Rule::Grammar(JSON_GRAMMAR.into());
+        for right in ["{}", "{\"a\": [1, -2.5e3, {\"b\": null}],\n \"c\": \"x\\n\\u00e9\"}"] {
+            assert!(follows(&json, right), "{right}");
+        }
+        for wrong in ["", "[1]", "{\"a\": }", "{\"a\": 01}", "{\"a\": 1"] {
+            assert!(!follows(&json, wrong), "{wrong}");
+        }
+        let nested = Rule::Grammar("root ::= \"(\" root? \")\"".into());
+        assert!(follows(&nested, "((()))") && !follows(&nested, "(()"));
+        let plain =
+            Rule::Grammar("root ::= word (\" \" word){1,2}\nword ::= [a-z]+ | \"the\"".into());
+        assert!(follows(&plain, "the theme then") && !follows(&plain, "the"));
+        let broken = Grammars::new(&tokenizer(), tokenizer().id_of(END).unwrap()).unwrap();
+        let error = broken.compile(&Rule::Grammar("root ::= x".into()), "grammar").err().unwrap();
+        assert!(error.json().to_string().contains("no rule x"), "{}", error.json());
     }
 
     #[test]

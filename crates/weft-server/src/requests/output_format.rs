@@ -1,5 +1,6 @@
 //! The format of an answer, in the fields of OpenAI (`response_format`), vLLM
-//! (`structured_outputs`, and `guided_*` of its earlier versions) and llama.cpp (`json_schema`).
+//! (`structured_outputs`, and `guided_*` of its earlier versions) and llama.cpp (`json_schema`,
+//! `grammar`).
 
 use serde::Deserialize;
 use serde::de::{self, Deserializer};
@@ -18,6 +19,9 @@ pub(crate) struct OutputFormat {
     guided_json: Option<Schema>,
     guided_regex: Option<String>,
     guided_choice: Option<Choices>,
+    /// llama.cpp's name.
+    grammar: Option<String>,
+    guided_grammar: Option<String>,
 }
 
 impl OutputFormat {
@@ -57,6 +61,9 @@ impl OutputFormat {
             Some(ResponseFormat::Text) | None => None,
         };
         let outputs = self.structured_outputs.as_ref().map(|StructuredOutputs(rule)| rule.clone());
+        let grammar = |text: Option<&String>| {
+            text.filter(|text| !text.trim().is_empty()).cloned().map(Rule::Grammar)
+        };
         let choice = self.guided_choice.as_ref().map(|Choices(texts)| Rule::Choice(texts.clone()));
         let rules = [
             ("response_format", format),
@@ -65,6 +72,8 @@ impl OutputFormat {
             ("guided_json", self.guided_json.as_ref().map(json)),
             ("guided_regex", self.guided_regex.clone().map(Rule::Regex)),
             ("guided_choice", choice),
+            ("grammar", grammar(self.grammar.as_ref())),
+            ("guided_grammar", grammar(self.guided_grammar.as_ref())),
         ];
         rules.into_iter().filter_map(|(field, rule)| Some((field, rule?)))
     }
@@ -193,6 +202,11 @@ mod tests {
             assert_eq!(rule(regex), Ok(Some(Rule::Regex("a+".into()))));
         }
         assert_eq!(rule(json!({"response_format": {"type": "text"}})), Ok(None));
+        for grammar in ["grammar", "guided_grammar"] {
+            let text = "root ::= \"a\"";
+            assert_eq!(rule(json!({grammar: text})), Ok(Some(Rule::Grammar(text.into()))));
+            assert_eq!(rule(json!({grammar: " "})), Ok(None));
+        }
     }
 
     #[test]

@@ -54,6 +54,8 @@ pub(crate) struct Settings {
     prediction: Option<Prediction>,
     /// Whether events of a stream say how many of their tokens were drafted.
     return_accepted: Option<bool>,
+    /// Whether an answer has the ids of its tokens; vLLM's name.
+    return_token_ids: Option<bool>,
 }
 
 #[derive(Clone, Copy, Debug, Default, Deserialize)]
@@ -159,6 +161,11 @@ impl Settings {
     /// Whether events of a stream say how many of their tokens were drafted.
     pub(crate) fn sends_accepted(&self) -> bool {
         self.return_accepted.unwrap_or(false)
+    }
+
+    /// Whether an answer has the ids of its tokens and of its prompt's.
+    pub(crate) fn returns_ids(&self) -> bool {
+        self.return_token_ids.unwrap_or(false)
     }
 
     pub(crate) fn uses_cache(&self) -> bool {

@@ -8,11 +8,10 @@ use crate::api_error::ApiError;
 /// A field, the values of it that change nothing (beside null), and what to do instead.
 type Field = (&'static str, fn(&Value) -> bool, &'static str);
 
-const FIELDS: [Field; 22] = [
+const FIELDS: [Field; 21] = [
     ("functions", is_empty, "use tools"),
     ("function_call", |value| value == "none" || value == "auto", "use tool_choice"),
-    ("grammar", is_empty, RULES),
-    ("guided_grammar", is_empty, RULES),
+    ("prompt_logprobs", |_| false, "use echo with logprobs in /v1/completions"),
     ("guided_whitespace_pattern", is_empty, "such answers are written on one line"),
     ("allowed_token_ids", is_empty, "use structured_outputs with a choice or a regex"),
     ("bad_words", is_empty, "use logit_bias for tokens, or stop to end the answer"),
@@ -33,8 +32,6 @@ const FIELDS: [Field; 22] = [
     ("web_search_options", |_| false, "the server never uses the network"),
 ];
 
-const RULES: &str =
-    "use response_format with a json_schema, or structured_outputs with a regex or a choice";
 const SAMPLERS: &str = "use temperature, top_k, top_p, min_p and the penalties";
 
 /// Refuses a body with a field that would change the answer and is not supported.
@@ -78,7 +75,7 @@ mod tests {
             let error = refuse(&json!({field: {"a": [1]}})).unwrap_err().json();
             assert_eq!(error["error"]["param"], field);
         }
-        let harmless = json!({"functions": [], "function_call": "auto", "grammar": "",
+        let harmless = json!({"functions": [], "function_call": "auto",
             "bad_words": [], "use_beam_search": false, "truncate_prompt_tokens": null,
             "mirostat": 0, "typical_p": 1.0, "modalities": ["text"], "unknown": 1});
         assert!(refuse(&harmless).is_ok());

@@ -10,6 +10,7 @@ pub(crate) mod logprobs;
 mod parts;
 mod recent;
 mod stream;
+mod token_ids;
 mod tool_calls;
 mod usage;
 
@@ -27,6 +28,7 @@ pub(crate) use self::complete::complete;
 pub(crate) use self::parts::{Part, PartEvent, PartStream};
 pub(crate) use self::recent::{Recent, Recorder};
 pub(crate) use self::stream::{Framing, stream};
+pub(crate) use self::token_ids::TokenIds;
 pub(crate) use self::tool_calls::{Beginning, CallDelta, CallStyle, ToolForm};
 pub(crate) use self::usage::{add_costs, add_progress, add_usage, reason, usage};
 

@@ -9,8 +9,8 @@ use crate::api_error::ApiError;
 use crate::dialects::answer::Answering;
 use crate::model_info::ModelInfo;
 use crate::responses::{
-    Accepted, Beginning, CallDelta, Choice, Delta, FINGERPRINT, Framing, ResponseWriter, add_costs,
-    add_progress, add_usage, logprobs, reason, response_id, seconds_now, usage,
+    Accepted, Beginning, CallDelta, Choice, Delta, FINGERPRINT, Framing, ResponseWriter, TokenIds,
+    add_costs, add_progress, add_usage, logprobs, reason, response_id, seconds_now, usage,
 };
 use crate::worker::Progress;
 
@@ -25,6 +25,9 @@ pub(crate) struct ChatWriter {
     streams: bool,
     includes_usage: bool,
     accepted: Accepted,
+    token_ids: TokenIds,
+    /// The ids of the prompt's tokens, if they are wanted; sent with the first event.
+    prompt_ids: Option<Vec<u32>>,
 }
 
 struct ChoiceState {
@@ -55,6 +58,8 @@ impl ChatWriter {
             streams: answering.streams,
             includes_usage: options.includes_usage,
             accepted: Accepted::new(n, options.sends_accepted),
+            token_ids: TokenIds::new(n, answering.prompt_ids.is_some()),
+            prompt_ids: answering.prompt_ids,
             model: answering.model,
         }
     }
@@ -99,6 +104,7 @@ impl ChatWriter {
         };
         let mut event = self.event(index, delta_json(delta), entries, None);
         self.accepted.add_to(index, &mut event);
+        self.token_ids.add_to(index, &mut event["choices"][0]);
         Some(event)
     }
 
@@ -168,7 +174,12 @@ impl ResponseWriter for ChatWriter {
 
     fn start(&mut self) -> Vec<Value> {
         let delta = || json!({"role": "assistant", "content": null});
-        (0..self.choices.len()).map(|index| self.event(index, delta(), Value::Null, None)).collect()
+        let event = |index| self.event(index, delta(), Value::Null, None);
+        let mut events: Vec<Value> = (0..self.choices.len()).map(event).collect();
+        if let Some(ids) = self.prompt_ids.take() {
+            events[0]["prompt_token_ids"] = ids.into();
+        }
+        events
     }
 
     fn progress(&mut self, choice: usize, progress: &Progress) -> Vec<Value> {
@@ -179,6 +190,7 @@ impl ResponseWriter for ChatWriter {
 
     fn token(&mut self, choice: usize, token: Token, is_drafted: bool) -> Vec<Value> {
         self.accepted.count(choice, is_drafted);
+        self.token_ids.push(choice, token.id);
         let delta = self.choices[choice].choice.push(&token, &self.model.tokenizer);
         self.write(choice, delta).into_iter().collect()
     }
@@ -195,6 +207,7 @@ impl ResponseWriter for ChatWriter {
         if self.streams {
             let mut last = self.event(choice, json!({}), Value::Null, Some(reason));
             add_costs(&mut last, &self.finished[choice..=choice], 1);
+            self.token_ids.add_to(choice, &mut last["choices"][0]);
             events.push(last);
         }
         events
@@ -222,9 +235,13 @@ impl ResponseWriter for ChatWriter {
             let reason = finished.map(|finished| finish_reason(&state.choice, finished));
             let mut choice = self.message(index, state.collected);
             choice["finish_reason"] = reason.into();
+            self.token_ids.add_to(index, &mut choice);
             choices.push(choice);
         }
         let mut answer = self.envelope("chat.completion", choices.into());
+        if let Some(ids) = self.prompt_ids.take() {
+            answer["prompt_token_ids"] = ids.into();
+        }
         answer["usage"] = usage(&self.finished, n);
         add_costs(&mut answer, &self.finished, n);
         answer

@@ -9,8 +9,8 @@ use crate::api_error::ApiError;
 use crate::model_info::ModelInfo;
 use crate::responses::logprobs::{self, Entry, Pending};
 use crate::responses::{
-    Accepted, FINGERPRINT, Framing, ResponseWriter, add_costs, add_progress, add_usage, reason,
-    response_id, seconds_now, usage,
+    Accepted, FINGERPRINT, Framing, ResponseWriter, TokenIds, add_costs, add_progress, add_usage,
+    reason, response_id, seconds_now, usage,
 };
 use crate::worker::Progress;
 
@@ -27,6 +27,9 @@ pub(crate) struct CompletionWriter {
     streams: bool,
     includes_usage: bool,
     accepted: Accepted,
+    token_ids: TokenIds,
+    /// The ids of each prompt's tokens, if they are wanted; sent with the first event of a choice.
+    prompt_ids: Option<Vec<Vec<u32>>>,
 }
 
 #[derive(Default)]
@@ -35,6 +38,8 @@ struct ChoiceText {
     entries: Vec<Entry>,
     pending: Pending,
     has_begun: bool,
+    /// Whether an event was sent.
+    has_sent: bool,
 }
 
 /// How a completion is written.
@@ -52,7 +57,11 @@ pub(crate) struct CompletionOptions {
 }
 
 impl CompletionWriter {
-    pub(crate) fn new(model: Arc<ModelInfo>, options: CompletionOptions) -> Self {
+    pub(crate) fn new(
+        model: Arc<ModelInfo>,
+        options: CompletionOptions,
+        prompt_ids: Option<Vec<Vec<u32>>>,
+    ) -> Self {
         Self {
             model,
             id: response_id("cmpl"),
@@ -65,6 +74,8 @@ impl CompletionWriter {
             streams: options.streams,
             includes_usage: options.includes_usage,
             accepted: Accepted::new(options.choices, options.sends_accepted),
+            token_ids: TokenIds::new(options.choices, prompt_ids.is_some()),
+            prompt_ids,
         }
     }
 
@@ -100,6 +111,22 @@ impl CompletionWriter {
     }
 }
 
+impl CompletionWriter {
+    /// Adds the ids of a choice's prompt, if they are wanted.
+    fn add_prompt_ids(&self, index: usize, choice: &mut Value) {
+        if let Some(ids) = &self.prompt_ids {
+            choice["prompt_token_ids"] = ids[index / self.choices_per_prompt].clone().into();
+        }
+    }
+
+    /// The same for the first event of a stream.
+    fn add_prompt_ids_once(&mut self, index: usize, choice: &mut Value) {
+        if !std::mem::replace(&mut self.choices[index].has_sent, true) {
+            self.add_prompt_ids(index, choice);
+        }
+    }
+}
+
 impl ResponseWriter for CompletionWriter {
     const FRAMING: Framing = Framing::Data;
 
@@ -119,6 +146,7 @@ impl ResponseWriter for CompletionWriter {
 
     fn token(&mut self, choice: usize, token: Token, is_drafted: bool) -> Vec<Value> {
         self.accepted.count(choice, is_drafted);
+        self.token_ids.push(choice, token.id);
         let choice_text = &mut self.choices[choice];
         let is_first = !std::mem::replace(&mut choice_text.has_begun, true);
         let entries = match is_first && self.echoes && self.has_logprobs {
@@ -135,6 +163,8 @@ impl ResponseWriter for CompletionWriter {
         }
         let mut event = self.event(self.choice(choice, &token.text, &entries, None));
         self.accepted.add_to(choice, &mut event);
+        self.token_ids.add_to(choice, &mut event["choices"][0]);
+        self.add_prompt_ids_once(choice, &mut event["choices"][0]);
         vec![event]
     }
 
@@ -150,6 +180,8 @@ impl ResponseWriter for CompletionWriter {
             let last = self.choice(choice, "", &[], Some(reason));
             let mut last = self.event(last);
             add_costs(&mut last, &self.finished[choice..=choice], 1);
+            self.token_ids.add_to(choice, &mut last["choices"][0]);
+            self.add_prompt_ids_once(choice, &mut last["choices"][0]);
             events.push(last);
         }
         events
@@ -168,11 +200,15 @@ impl ResponseWriter for CompletionWriter {
         vec![error.json()]
     }
 
-    fn into_response(self) -> Value {
+    fn into_response(mut self) -> Value {
+        let mut token_ids = std::mem::replace(&mut self.token_ids, TokenIds::new(0, false));
         let choices = self.choices.iter().zip(&self.finished).enumerate();
         let choices = choices.map(|(index, (choice_text, finished))| {
             let reason = finished.as_ref().map(reason);
-            self.choice(index, &choice_text.text, &choice_text.entries, reason)
+            let mut choice = self.choice(index, &choice_text.text, &choice_text.entries, reason);
+            token_ids.add_to(index, &mut choice);
+            self.add_prompt_ids(index, &mut choice);
+            choice
         });
         let mut answer = self.envelope(choices.collect());
         answer["usage"] = usage(&self.finished, self.choices_per_prompt);

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use axum::Json;
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
+use weft_core::chunk::Composition;
 use weft_core::engine::Request;
 
 use super::chat_request::OpenAiChat;
@@ -61,7 +62,9 @@ pub(super) async fn complete_texts(
         includes_usage: settings.includes_usage(),
         sends_accepted: settings.sends_accepted(),
     };
-    let writer = CompletionWriter::new(model, options);
+    let prompt_ids =
+        settings.returns_ids().then(|| prompts.iter().map(Composition::tokens).collect());
+    let writer = CompletionWriter::new(model, options, prompt_ids);
     let recorder = Recorder::new(&app, writer.id(), prompts[0].clone());
     let jobs = prompts
         .iter()

@@ -297,7 +297,8 @@ impl ToolCallStream {
     fn begin_call(&mut self, opener: Opener, found: &mut Found) -> bool {
         let inner = self.held.trim_start();
         if let Some(rest) = inner.strip_prefix(FUNCTION) {
-            return self.begin_function(rest.to_owned(), opener, found);
+            let rest = rest.to_owned();
+            return self.begin_function(&rest, opener, found);
         }
         if FUNCTION.starts_with(inner) {
             self.state = State::Call(opener);
@@ -326,8 +327,8 @@ impl ToolCallStream {
     }
 
     /// Begins a call in tags, or in JSON after such a tag.
-    fn begin_function(&mut self, rest: String, opener: Opener, found: &mut Found) -> bool {
-        let (name, after) = rest.split_once('>').unwrap_or((&rest, ""));
+    fn begin_function(&mut self, rest: &str, opener: Opener, found: &mut Found) -> bool {
+        let (name, after) = rest.split_once('>').unwrap_or((rest, ""));
         let is_named = name.len() < rest.len();
         let inner = after.trim_start();
         if name.contains(['<', '\n']) || is_named && name.trim().is_empty() {

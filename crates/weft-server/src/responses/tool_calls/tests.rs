@@ -85,7 +85,7 @@ fn bare_calls_are_found_alone_in_a_row_and_in_lines() {
         (format!("<|python_tag|>{call};<|python_tag|>{call}"), "", 2),
         (format!("I look.\n\n{call}\nDone."), "I look.Done.", 1),
         (format!(" \n{}", call.replace("{\"name", "{\"type\": \"function\", \"name")), "", 1),
-        (format!("<function=f>{{\"n\": 1}}</function>"), "", 1),
+        ("<function=f>{\"n\": 1}</function>".to_owned(), "", 1),
     ] {
         let (said, calls, is_complete) = read_all(CallStyle::Bare, &text);
         assert_eq!((&*said, calls), (content, called(&vec![f; n])), "{text}");

@@ -1,0 +1,210 @@
+//! Writes the rules of a grammar in llguidance's language.
+
+use super::super::bounds::{MAX_EXPRESSION_BYTES, MAX_EXPRESSIONS_BYTES};
+use super::{Expr, escaped};
+
+/// Characters and uses of rules, with what is repeated counted as often as it may occur.
+const MAX_SIZE: u64 = 20_000;
+/// The same of one expression, with the rules in it written out.
+const MAX_EXPRESSION_SIZE: u64 = 4000;
+
+/// Writes rules for llguidance.
+pub(super) struct Writer {
+    rules: Vec<Expr>,
+    /// The expression that a rule is, if it is one, and its size.
+    expressions: Vec<Option<(String, u64)>>,
+    lines: Vec<String>,
+    n_terminals: usize,
+    bytes: usize,
+}
+
+impl Writer {
+    pub(super) fn new(rules: Vec<Expr>) -> Self {
+        let expressions = vec![None; rules.len()];
+        Self { rules, expressions, lines: Vec::new(), n_terminals: 0, bytes: 0 }
+    }
+
+    pub(super) fn write(mut self) -> Result<String, String> {
+        let size: u64 = self.rules.iter().map(size).fold(0, u64::saturating_add);
+        if size > MAX_SIZE {
+            return Err(format!(
+                "the grammar has {size} characters and rules with all repetitions, and at most \
+                 {MAX_SIZE} may be"
+            ));
+        }
+        self.find_expressions();
+        let rules = self.rules.clone();
+        for (index, rule) in rules.iter().enumerate() {
+            // Rules that are expressions stand where they are used.
+            if index == 0 || self.expressions[index].is_none() {
+                let body = self.rule(rule)?;
+                let name = if index == 0 { "start".to_owned() } else { format!("r{index}") };
+                self.lines.push(format!("{name}: {body}"));
+            }
+        }
+        if self.expressions[0].is_none() {
+            // Others may use the root.
+            self.lines.push("r0: start".to_owned());
+        }
+        Ok(self.lines.join("\n"))
+    }
+
+    /// Finds the rules that are expressions: those that use only such rules, in any order.
+    fn find_expressions(&mut self) {
+        loop {
+            let mut has_changed = false;
+            for index in 0..self.rules.len() {
+                if self.expressions[index].is_none() {
+                    self.expressions[index] = self.expression(&self.rules[index]);
+                    has_changed |= self.expressions[index].is_some();
+                }
+            }
+            if !has_changed {
+                return;
+            }
+        }
+    }
+
+    /// A part as an expression, if it is one of a bounded size; and that size.
+    fn expression(&self, expr: &Expr) -> Option<(String, u64)> {
+        let all = |items: &[Expr], between: &str| {
+            let (mut joined, mut size) = (String::new(), 1_u64);
+            for (index, item) in items.iter().enumerate() {
+                let (item, item_size) = self.expression(item)?;
+                joined.push_str(if index > 0 { between } else { "" });
+                joined.push_str(&item);
+                size = size.saturating_add(item_size);
+            }
+            Some((joined, size))
+        };
+        let (expression, size) = match expr {
+            Expr::Text(text) => (text.chars().map(escaped).collect(), size(expr)),
+            Expr::Class(class) => (class.clone(), 1),
+            Expr::Rule(rule) => {
+                let (expression, size) = self.expressions[*rule].as_ref()?;
+                (format!("(?:{expression})"), *size)
+            }
+            Expr::Seq(items) => all(items, "")?,
+            Expr::Or(items) => {
+                let (options, size) = all(items, "|")?;
+                (format!("(?:{options})"), size)
+            }
+            Expr::Repeat(item, min, max) => {
+                let (item, size) = self.expression(item)?;
+                let times = u64::from(max.unwrap_or(*min).max(1));
+                let max = max.map_or(String::new(), |max| max.to_string());
+                (format!("(?:{item}){{{min},{max}}}"), size.saturating_mul(times))
+            }
+        };
+        let is_small = expression.len() <= MAX_EXPRESSION_BYTES && size <= MAX_EXPRESSION_SIZE;
+        is_small.then_some((expression, size))
+    }
+
+    /// A part as the body of a rule.
+    fn rule(&mut self, expr: &Expr) -> Result<String, String> {
+        if let Some((expression, _)) = self.expression(expr) {
+            return self.terminal(&expression, is_nullable(expr, &self.rules));
+        }
+        Ok(match expr {
+            Expr::Text(_) | Expr::Class(_) => {
+                let max = MAX_EXPRESSION_BYTES;
+                return Err(format!("a text of the grammar takes more than {max} bytes"));
+            }
+            Expr::Rule(rule) => format!("r{rule}"),
+            Expr::Seq(items) => self.sequence(items)?,
+            Expr::Or(items) => {
+                let (plain, others): (Vec<Expr>, Vec<Expr>) =
+                    items.iter().cloned().partition(|item| self.expression(item).is_some());
+                let mut bodies = Vec::new();
+                if !plain.is_empty() {
+                    bodies.push(self.rule(&Expr::Or(plain))?);
+                }
+                for other in &others {
+                    bodies.push(self.rule(other)?);
+                }
+                format!("({})", bodies.join(" | "))
+            }
+            Expr::Repeat(item, min, max) => {
+                let body = self.rule(item)?;
+                match (min, max) {
+                    (0, None) => format!("({body})*"),
+                    (1, None) => format!("({body})+"),
+                    (0, Some(1)) => format!("({body})?"),
+                    (min, None) => format!("({body}){{{min},}}"),
+                    (min, Some(max)) => format!("({body}){{{min},{max}}}"),
+                }
+            }
+        })
+    }
+
+    /// Items one after the other; neighbours that are expressions become one.
+    fn sequence(&mut self, items: &[Expr]) -> Result<String, String> {
+        let mut bodies = Vec::new();
+        let mut rest = items;
+        while let [first, after @ ..] = rest {
+            let mut run = first.clone();
+            rest = after;
+            if self.expression(first).is_some() {
+                let mut n = 1;
+                let first = std::slice::from_ref(first);
+                let items = |n: usize| Expr::Seq([first, &after[..n - 1]].concat());
+                while n <= after.len() && self.expression(&items(n + 1)).is_some() {
+                    n += 1;
+                }
+                (run, rest) = (items(n), &after[n - 1..]);
+            }
+            bodies.push(self.rule(&run)?);
+        }
+        Ok(format!("({})", bodies.join(" ")))
+    }
+
+    /// A word that an expression matches. One that may be empty is optional instead.
+    fn terminal(&mut self, expression: &str, is_nullable: bool) -> Result<String, String> {
+        if expression.is_empty() {
+            return Ok("\"\"".to_owned());
+        }
+        self.bytes += expression.len();
+        if self.bytes > MAX_EXPRESSIONS_BYTES {
+            let max = MAX_EXPRESSIONS_BYTES;
+            return Err(format!("the expressions of the grammar take more than {max} bytes"));
+        }
+        let name = format!("T{}", self.n_terminals);
+        self.n_terminals += 1;
+        Ok(match is_nullable {
+            true => {
+                self.lines.push(format!("{name}: /{expression}/ & /(?s:.)+/"));
+                format!("({name})?")
+            }
+            false => {
+                self.lines.push(format!("{name}: /{expression}/"));
+                name
+            }
+        })
+    }
+}
+
+/// Characters and uses of rules, with all repetitions.
+fn size(expr: &Expr) -> u64 {
+    match expr {
+        Expr::Text(text) => text.chars().count() as u64,
+        Expr::Class(_) | Expr::Rule(_) => 1,
+        Expr::Seq(items) | Expr::Or(items) => items.iter().map(size).fold(1, u64::saturating_add),
+        Expr::Repeat(item, min, max) => {
+            size(item).saturating_mul(u64::from(max.unwrap_or(*min).max(1)))
+        }
+    }
+}
+
+/// Whether a part that is an expression matches nothing at all.
+fn is_nullable(expr: &Expr, rules: &[Expr]) -> bool {
+    let is = |expr: &Expr| is_nullable(expr, rules);
+    match expr {
+        Expr::Text(text) => text.is_empty(),
+        Expr::Class(_) => false,
+        // Expressions are not recursive.
+        Expr::Rule(rule) => is(&rules[*rule]),
+        Expr::Seq(items) => items.iter().all(is),
+        Expr::Or(items) => items.iter().any(is),
+        Expr::Repeat(item, min, _) => *min == 0 || is(item),
+    }
+}
