@@ -15,7 +15,7 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 
 use weft_core::config::Config;
-use weft_core::device::{Rows, Step};
+use weft_core::device::{Lane, Rows, Span, Step};
 use weft_core::kv::{PAGE_ROWS, PageId, Slot};
 use weft_core::store::Rows as HostRows;
 
@@ -98,15 +98,20 @@ impl Copy {
         self.pages.iter().any(|page| pages.contains(page))
     }
 
-    /// Whether a step must wait for it: both may read a page, but none may while it is written.
     fn is_in_way_of(&self, step: &Step<'_>) -> bool {
-        let stores = |slot: &Slot| self.pages.contains(&(slot / PAGE_ROWS as Slot));
-        let meets = |lane: &weft_core::device::Lane<'_>| {
-            self.comes_in && lane.spans.iter().any(|span| self.is_at(&span.pages))
-                || lane.store_at.iter().any(stores)
-        };
-        step.lanes.iter().any(meets)
+        is_in_way(&self.pages, self.comes_in, step)
     }
+}
+
+/// Whether a step must wait for a copy into or out of pages: both may read a page, but none may
+/// while it is written.
+fn is_in_way(pages: &[PageId], comes_in: bool, step: &Step<'_>) -> bool {
+    let stores = |slot: &Slot| pages.contains(&(slot / PAGE_ROWS as Slot));
+    let reads = |span: &Span| span.pages.iter().any(|page| pages.contains(page));
+    let meets = |lane: &Lane<'_>| {
+        comes_in && lane.spans.iter().any(reads) || lane.store_at.iter().any(stores)
+    };
+    step.lanes.iter().any(meets)
 }
 
 /// Copies rows into and out of pages.
@@ -249,5 +254,26 @@ impl Mover {
             }
             None => Ok(()),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use weft_testing::{Work, span};
+
+    use super::*;
+
+    #[test]
+    fn steps_read_pages_while_they_leave_and_not_while_they_come() {
+        let copied = [16, 17, 18, 19];
+        let in_way = |comes_in, work: &Work| {
+            is_in_way(&copied, comes_in, &Step { lanes: &[work.lane()] })
+        };
+        let reads = Work::new(&[5], 0, vec![span(16, 256, 0)], span(64, 64, 256));
+        assert!(in_way(true, &reads) && !in_way(false, &reads));
+        let writes = Work::new(&[5], 255, vec![], span(16, 256, 0));
+        assert!(in_way(true, &writes) && in_way(false, &writes));
+        let elsewhere = Work::new(&[5], 0, vec![span(20, 256, 0)], span(64, 64, 256));
+        assert!(!in_way(true, &elsewhere) && !in_way(false, &elsewhere));
     }
 }
