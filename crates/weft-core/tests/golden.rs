@@ -55,6 +55,9 @@ fn outputs(op: Op) -> &'static [(Buffer, &'static str, &'static str)] {
         Op::ProjAdd { .. } => &[(Buffer::X, "proj_add", "proj_add.x")],
         Op::NormGateUp { .. } => &[(Buffer::H, "norm_gate_up", "norm_gate_up.h")],
         Op::DownAdd { .. } => &[(Buffer::X, "down_add", "down_add.x")],
+        Op::NormRoute { .. } => &[(Buffer::Routes, "norm_route", "norm_route.routes")],
+        Op::ExpertGateUp { .. } => &[(Buffer::ExpertH, "expert_gate_up", "expert_gate_up.h")],
+        Op::ExpertDownAdd { .. } => &[(Buffer::X, "expert_down_add", "expert_down_add.x")],
         Op::NormHead => &[],
     }
 }

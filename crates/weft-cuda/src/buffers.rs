@@ -7,7 +7,7 @@ use weft_core::config::Config;
 use weft_core::device::{Buffer, Limits};
 
 use crate::driver::{Address, Gpu, Memory};
-use crate::error::CudaError;
+use crate::error::{CudaError, NO_EXPERTS};
 use crate::shape::{SQUARE, Shape, laid_bytes, padded};
 use crate::tables::{FEW, SEVERAL, max_cells, max_partials};
 
@@ -208,6 +208,7 @@ impl Buffers {
             Buffer::V => &self.v,
             Buffer::A => &self.a,
             Buffer::H => &self.h,
+            Buffer::Routes | Buffer::ExpertH => unreachable!("{NO_EXPERTS}"),
         }
     }
 }

@@ -8,7 +8,7 @@ use std::fmt::Write;
 use weft_core::config::Config;
 use weft_core::weights::{Forms, LayerTensor, Tensor};
 
-use crate::error::CudaError;
+use crate::error::{CudaError, NO_EXPERTS};
 use crate::shape::{
     BLOCK_ROWS, COLUMN_STEP, Chip, Cut, SQUARE, TILE_ROWS, TILED_TOKENS, WARPS, padded,
 };
@@ -168,6 +168,9 @@ pub(crate) struct Matrices {
 
 impl Matrices {
     pub(crate) fn new(config: &Config, forms: &Forms, chip: &Chip) -> Result<Self, CudaError> {
+        if config.experts.is_some() {
+            return Err(CudaError::Unsupported(NO_EXPERTS.to_owned()));
+        }
         let form = |tensor| UnitForm::new(forms.of_tensor(tensor));
         let of_layer = |layer: usize, kind| form(Tensor::Layer(layer as u16, kind));
         let one = |kind| -> Vec<TileForms> {

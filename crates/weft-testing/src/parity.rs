@@ -56,7 +56,7 @@ pub fn compare(
     let lanes: Vec<Lane<'_>> = works.iter().map(Work::lane).collect();
     let step = Step { lanes: &lanes };
     for op in plan(config) {
-        for buffer in Buffer::ALL {
+        for buffer in Buffer::of(config) {
             ours.write(buffer, &theirs.read(buffer));
         }
         if let Op::Attend { layer } = op {
@@ -65,7 +65,7 @@ pub fn compare(
         ours.run(&[op], &step).unwrap();
         theirs.run(&[op], &step).unwrap();
         let of_op = if matches!(op, Op::Attend { .. }) { noise.weights } else { noise.sums };
-        for buffer in Buffer::ALL {
+        for buffer in Buffer::of(config) {
             let n = buffer.width(config) * step.n_tokens();
             let what = format!("{op} {buffer:?}");
             assert_close(&what, &ours.read(buffer)[..n], &theirs.read(buffer)[..n], of_op)?;

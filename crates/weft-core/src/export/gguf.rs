@@ -20,7 +20,7 @@ pub(super) fn metadata(
     blocks: Blocks,
 ) -> Result<(NewMetadata, Option<Vec<f32>>), ExportError> {
     let mut metadata = NewMetadata::default();
-    metadata.text("general.architecture", model.config.family.model_type());
+    metadata.text("general.architecture", model.config.family.architecture());
     metadata.text("general.type", "model");
     metadata.text("general.name", &name(model));
     metadata.count("general.file_type", blocks.file_type());

@@ -15,7 +15,7 @@ use weft_core::plan::Op;
 use crate::CudaDevice;
 use crate::buffers::Activations;
 use crate::driver::{Address, Argument, Kernel, Launch};
-use crate::error::CudaError;
+use crate::error::{CudaError, NO_EXPERTS};
 use crate::kernels::{BlockProduct, Product};
 use crate::sampling::Chosen;
 use crate::shape::{BLOCK_ROWS, BLOCK_TOKENS, Cut, SQUARE, TILED_THREADS, WARPS};
@@ -135,6 +135,9 @@ impl Pass<'_> {
                 Op::ProjAdd { layer } => proj_add::launch(self, layer),
                 Op::NormGateUp { layer } => norm_gate_up::launch(self, layer),
                 Op::DownAdd { layer } => down_add::launch(self, layer),
+                Op::NormRoute { .. } | Op::ExpertGateUp { .. } | Op::ExpertDownAdd { .. } => {
+                    unreachable!("{NO_EXPERTS}")
+                }
                 Op::NormHead if self.chosen != Chosen::ByHost => {
                     let masked = choose::take_masks(self);
                     masked

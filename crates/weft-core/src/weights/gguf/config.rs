@@ -133,7 +133,7 @@ fn translate(metadata: &Metadata, architecture: &str) -> Result<Map<String, Valu
 
 /// Writes the config to the metadata of a new file. Divisors of the rotary frequencies are a tensor.
 pub(crate) fn describe_config(config: &Config, metadata: &mut NewMetadata) {
-    let architecture = config.family.model_type();
+    let architecture = config.family.architecture();
     let key = |key: &str| format!("{architecture}.{key}");
     let rope = RopeConfig { scaling: RopeScaling::None, ..config.rope.clone() };
     let unscaled = Config { rope, ..config.clone() };
