@@ -3,9 +3,6 @@
 use thiserror::Error;
 use weft_core::weights::WeightsError;
 
-/// Why a mixture of experts does not reach the kernels.
-pub(crate) const NO_EXPERTS: &str = "it has no kernels for mixtures of experts; take --device cpu";
-
 /// Why there is no CUDA device.
 #[derive(Debug, Error)]
 #[non_exhaustive]

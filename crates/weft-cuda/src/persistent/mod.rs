@@ -22,7 +22,7 @@ use weft_core::plan::Op;
 
 use crate::CudaDevice;
 use crate::driver::{Address, Argument, Gpu, Launch, Memory, Pinned};
-use crate::error::{CudaError, NO_EXPERTS};
+use crate::error::CudaError;
 use crate::in_flight::OutputDraw;
 use crate::kv::Kv;
 use crate::layouts::{Layout, layout};
@@ -332,7 +332,7 @@ fn code(op: Op) -> u32 {
         Op::DownAdd { .. } => OpKind::DownAdd,
         Op::NormHead => OpKind::NormHead,
         Op::NormRoute { .. } | Op::ExpertGateUp { .. } | Op::ExpertDownAdd { .. } => {
-            unreachable!("{NO_EXPERTS}")
+            unreachable!("models with experts have no persistent kernel")
         }
     };
     kind as u32 | u32::from(op.layer().unwrap_or(0)) << 8
