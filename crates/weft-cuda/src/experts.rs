@@ -70,6 +70,8 @@ impl ExpertCut {
         let beside = static_bytes + input_bytes;
         let half = (chip.shared_bytes - OF_THE_SYSTEM) / 2;
         let shared = half.saturating_sub(beside) / stage.bytes;
+        // Two forms take more registers than half of them.
+        let may_share = may_share && matches!(forms, TileForms::One(_));
         let is_shared = may_share && shared >= SHARED_STAGES;
         let ring = chip.shared_bytes.saturating_sub(beside).min(LONE_RING_BYTES);
         let stages = if is_shared { shared } else { ring / stage.bytes };
