@@ -32,7 +32,7 @@ class Recipe:
     stored_as: torch.dtype = torch.bfloat16
     older_config_keys: bool = False
     max_shard_size: str = "1MB"
-    tied_experts: tuple[int, ...] = ()  # with the router's row of the first of them
+    tied_experts: tuple[int, ...] = ()  # with the same row of the router
     fused_experts: bool = False  # all experts in one tensor, as transformers holds them
 
 
@@ -150,7 +150,9 @@ def build_model(recipe: Recipe) -> PreTrainedModel:
     for layer in model.model.layers if recipe.tied_experts else ():
         if hasattr(layer.mlp, "experts"):
             router, tied = layer.mlp.gate.weight, list(recipe.tied_experts)
-            router[tied] = router[tied[0]].clone()
+            # Of one weight, so that sums in any order are equal to the last bit.
+            router[tied] = 0.0
+            router[tied, 5] = 1.0
     return model
 
 

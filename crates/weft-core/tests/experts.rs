@@ -92,7 +92,8 @@ const N_EXPERTS: usize = 3;
 /// A dense packed model, and a mixture of experts whose experts are its MLP, each moved.
 fn sparse(folder: &Path) -> ((Config, Entries), (Config, Entries)) {
     let json = fs::read_to_string(folder.join("config.json")).unwrap();
-    let json = json.replace("\"model.layers.0.mlp.down_proj\"", "\"re:.*down_proj\"");
+    // A name of a matrix that is an expert's now.
+    let json = json.replace("\"model.layers.0.mlp.", "\"re:.*");
     let mut keys: Value = serde_json::from_str(&json).unwrap();
     let beside = folder.join("hf_quant_config.json");
     if beside.exists() {
