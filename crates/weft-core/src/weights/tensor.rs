@@ -79,6 +79,17 @@ pub fn active_parameters(config: &Config) -> u64 {
     parameters(config) - tensors(config).iter().map(|t| idle(t) as u64).sum::<u64>()
 }
 
+/// Number of weights that a step of so many tokens reads, if each expert is as likely as any other.
+pub(crate) fn parameters_read(config: &Config, n_tokens: u64) -> f64 {
+    let read = |tensor: &TensorShape| match (tensor.tensor, &config.experts) {
+        (Tensor::Layer(_, ExpertGate | ExpertUp | ExpertDown), Some(experts)) => {
+            tensor.elements() as f64 * experts.share_read(n_tokens)
+        }
+        _ => tensor.elements() as f64,
+    };
+    tensors(config).iter().map(read).sum()
+}
+
 /// Every tensor the model has, with its shape, in the order they are used.
 pub fn tensors(config: &Config) -> Vec<TensorShape> {
     let mut kinds = vec![AttentionNorm, Q, K, V];
@@ -126,6 +137,16 @@ impl TensorShape {
         self.shape.iter().product()
     }
 
+    /// Names and shapes of the tensor in Hugging Face files: one for each expert, in order.
+    pub fn in_files(&self) -> Vec<(String, Vec<usize>)> {
+        match self.shape[..] {
+            [count, ..] if self.shape.len() == 3 => (0..count)
+                .map(|expert| (self.tensor.expert_name(expert), self.shape[1..].to_vec()))
+                .collect(),
+            _ => vec![(self.tensor.name(), self.shape.clone())],
+        }
+    }
+
     /// Number of rows; a vector is one row.
     pub fn rows(&self) -> usize {
         self.elements() / self.row()
@@ -146,6 +167,16 @@ impl Tensor {
             Self::Head => "lm_head.weight".to_owned(),
             Self::Layer(layer, kind) => format!("model.layers.{layer}.{}", kind.name()),
         }
+    }
+
+    /// The name of one expert's part of the tensor.
+    pub(super) fn expert_name(self, expert: usize) -> String {
+        self.name().replacen('*', &expert.to_string(), 1)
+    }
+
+    /// Whether devices get the tensor as plain numbers, whatever its files hold.
+    pub(super) fn is_always_plain(self) -> bool {
+        matches!(self, Self::Layer(_, Router))
     }
 
     /// The tensor's shape in a model.
