@@ -1,10 +1,11 @@
 """Makes the tiny models of crates/weft-core/tests/golden and records what they compute.
 
-    python tools/golden.py            # from the repository root; some minutes on one core
+    python tools/golden.py [MODEL …]   # from the repository root; some minutes on one core
 
 Run once; the outputs are committed, so tests need neither Python nor a download. Everything
 follows from fixed seeds. Made with Python 3.11, torch 2.15.0 (CPU), transformers 5.22.0,
-safetensors 0.8.0, numpy 2.4.6; other versions may move the last bit of a float32 sum.
+safetensors 0.8.0, numpy 2.4.6, the mixtures of experts with torch 2.11.0 and transformers 5.23.0;
+other versions may move the last bit of a float32 sum.
 
 Per model folder:
 
@@ -23,12 +24,15 @@ first or the last layer, n the number of tokens.
     P.l.proj_add           residual stream after attention                    [n, hidden]
     P.l.norm_gate_up       silu(gate) * up                                    [n, intermediate]
     P.l.down_add           residual stream after the layer                    [n, hidden]
+    P.l.norm_route         a sparse layer's experts, ascending, their weights [n, 2 * chosen]
+    P.l.expert_down_add    residual stream after a sparse layer               [n, hidden]
     P.logits               always f32                                         [n, vocab]
 
 ops.safetensors: what weft's ops compute in bf16, by `Definition` (definition.py). Each op's inputs
 are outputs of earlier ops, so every op can be tested alone, on stored inputs. l is any layer.
     def.embed.x            def.l.norm_qkv.{q,k,v}   def.l.rope_store.{q,k}   def.l.attend.a
     def.l.proj_add.x       def.l.norm_gate_up.h     def.l.down_add.x         def.logits (f32)
+    def.l.norm_route.routes (f32)   def.l.expert_gate_up.h   def.l.expert_down_add.x
     def.inv_freq           f32 [head_dim / 2], as transformers computes it
     def.attention_factor   f32 [1], the factor in cos and sin
 
@@ -40,6 +44,7 @@ This file is the command; its parts are in tools/goldens.
 """
 
 import shutil
+import sys
 from pathlib import Path
 
 import torch
@@ -85,7 +90,8 @@ def main() -> None:
     torch.set_num_threads(1)
     torch.set_grad_enabled(False)
     disable_progress_bar()
-    print_variants({name: make(name, recipe) for name, recipe in RECIPES.items()})
+    names = sys.argv[1:] or list(RECIPES)
+    print_variants({name: make(name, RECIPES[name]) for name in names}, names == list(RECIPES))
 
 
 if __name__ == "__main__":

@@ -12,6 +12,9 @@ types.gguf, types.truth
 qwen3.gguf, qwen3_yarn.gguf, qwen2-0000n-of-00002.gguf, llama3.gguf
     The golden models as llama.cpp's converter writes them (conversion/base.py, llama.py): its
     names, norms as F32, rows of q and k permuted for llama, `rope_freqs.weight`.
+moe.gguf, moe.truth
+    A qwen3moe model of 2 layers and 5 experts, of which 2 are chosen, with experts of several types,
+    and its experts' values in the same order.
 blocks.f32, blocks.q8_0, blocks.q4_0
     Values, and the blocks that gguf-py's `quantize` makes of them.
 chat.gguf
@@ -103,6 +106,47 @@ def write_types() -> None:
     end(writer)
     raw = b"".join(truth[name].astype("<f4").tobytes() for name in sorted(truth))
     (OUT / "types.truth").write_bytes(raw)
+
+
+def write_experts() -> None:
+    random = np.random.default_rng(23)
+    hidden, layers, vocab, experts, width = 256, 2, 5, 5, 32
+    config = {
+        "hidden_size": hidden, "num_hidden_layers": layers, "num_attention_heads": 2,
+        "num_key_value_heads": 1, "head_dim": 2, "intermediate_size": 48,
+        "max_position_embeddings": 64, "rms_norm_eps": 1e-6, "rope_theta": 1e4,
+    }  # fmt: skip
+    writer = begin(OUT / "moe.gguf", "qwen3moe", config)
+    writer.add_tokenizer_model("none")
+    writer.add_expert_count(experts)
+    writer.add_expert_used_count(2)
+    writer.add_expert_feed_forward_length(width)
+    kinds = [
+        {"gate": Type.Q4_K, "up": Type.Q4_0, "down": Type.Q8_0},
+        {"gate": Type.BF16, "up": Type.Q6_K, "down": Type.MXFP4},
+    ]
+    truth = b""
+    for layer in range(layers):
+        block = f"blk.{layer}."
+        for name, kind in kinds[layer].items():
+            rows, columns = (hidden, width) if name == "down" else (width, hidden)
+            values = random.normal(0, 0.1, (experts * rows, columns)).astype(np.float32)
+            raw = stored(values, kind, random)
+            truth += dequantize(raw, kind).astype("<f4").tobytes()
+            cube = raw.reshape(experts, rows, -1)
+            writer.add_tensor(f"{block}ffn_{name}_exps.weight", cube, raw_dtype=kind)
+        router = random.normal(0, 0.1, (experts, hidden)).astype(np.float32)
+        writer.add_tensor(f"{block}ffn_gate_inp.weight", router)
+        for name, shape in {
+            "attn_norm": (hidden,), "ffn_norm": (hidden,), "attn_q_norm": (2,),
+            "attn_k_norm": (2,), "attn_q": (4, hidden), "attn_k": (2, hidden),
+            "attn_v": (2, hidden), "attn_output": (hidden, 4),
+        }.items():  # fmt: skip
+            writer.add_tensor(f"{block}{name}.weight", np.ones(shape, np.float32))
+    writer.add_tensor("token_embd.weight", np.ones((vocab, hidden), np.float32))
+    writer.add_tensor("output_norm.weight", np.ones(hidden, np.float32))
+    end(writer)
+    (OUT / "moe.truth").write_bytes(truth)
 
 
 def write_blocks() -> None:
@@ -282,6 +326,7 @@ def write_chat() -> None:
 def main() -> None:
     OUT.mkdir(exist_ok=True)
     write_types()
+    write_experts()
     write_blocks()
     write_golden("qwen3", "qwen3", Type.BF16)
     write_golden("qwen3_yarn", "qwen3", Type.F16)

@@ -21,6 +21,7 @@ Qwen3-Embedding does.
 
 import json
 from pathlib import Path
+from unittest import mock
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -29,6 +30,8 @@ from torch import Tensor
 from torch.nn.functional import normalize
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.utils.logging import disable_progress_bar
+
+from goldens.record import stable_topk
 
 ROOT = Path(__file__).parent.parent
 GOLDEN = ROOT / "crates/weft-core/tests/golden"
@@ -60,7 +63,8 @@ SUFFIX = "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
 
 
 def load(folder: Path, dtype: torch.dtype) -> PreTrainedModel:
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="eager")
+    eager = {"attn_implementation": "eager", "experts_implementation": "eager"}
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, **eager)
     return model.eval()
 
 
@@ -139,7 +143,8 @@ def main() -> None:
     torch.set_grad_enabled(False)
     disable_progress_bar()
     for folder in sorted(path for path in GOLDEN.iterdir() if path.is_dir()):
-        record_tokens(folder)
+        with mock.patch("torch.topk", stable_topk):
+            record_tokens(folder)
     path = ROOT / "crates/weft/tests/retrieval.json"
     recorded = record_texts()
     lists = {name: value for name, value in recorded.items() if name in ("texts", "rankings")}

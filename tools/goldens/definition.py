@@ -29,6 +29,8 @@ class Definition:
         self.kv_groups = config.num_attention_heads // config.num_key_value_heads
         self.head_dim = model.model.layers[0].self_attn.head_dim
         self.eps = config.rms_norm_eps
+        self.n_chosen = getattr(config, "num_experts_per_tok", 0)
+        self.normalised = getattr(config, "norm_topk_prob", False)
         self.inv_freq = model.model.rotary_emb.inv_freq
         self.attention_factor = model.model.rotary_emb.attention_scaling
         self.weights = {
@@ -73,10 +75,42 @@ class Definition:
     def down_add(self, layer: int, h: Tensor, x: Tensor) -> Tensor:
         return self.add(x, self.linear(h, self.layer_weight(layer, "mlp.down_proj.weight")))
 
+    def norm_route(self, layer: int, x: Tensor) -> Tensor:
+        h = self.rms_norm(x, self.layer_weight(layer, "post_attention_layernorm.weight"))
+        logits = self.router_logits(h, self.layer_weight(layer, "mlp.gate.weight"))
+        # A stable sort leaves equal logits in the order of experts.
+        best = logits.sort(dim=-1, descending=True, stable=True).indices[:, : self.n_chosen]
+        experts = best.sort(dim=-1).values
+        powers = torch.exp(logits - logits.amax(-1, keepdim=True))
+        chosen = powers.gather(-1, experts)
+        weights = chosen / self.total(chosen if self.normalised else powers)
+        return torch.cat([experts.float(), self.route_weights(weights)], dim=-1)
+
+    def expert_gate_up(self, layer: int, x: Tensor, routes: Tensor) -> Tensor:
+        h = self.rms_norm(x, self.layer_weight(layer, "post_attention_layernorm.weight"))
+        both = self.layer_weight(layer, "mlp.experts.gate_up_proj")  # [experts, 2 * width, hidden]
+        products = self.by_expert(routes, h.repeat_interleave(self.n_chosen, dim=0), both)
+        return self.gated(*products.chunk(2, dim=-1)).unflatten(0, (len(x), -1)).flatten(1)
+
+    def expert_down_add(self, layer: int, h: Tensor, routes: Tensor, x: Tensor) -> Tensor:
+        down = self.layer_weight(layer, "mlp.experts.down_proj")  # [experts, hidden, width]
+        h = h.unflatten(-1, (self.n_chosen, -1)).flatten(0, 1)
+        outputs = self.by_expert(routes, h, down).unflatten(0, (len(x), -1))
+        return self.add(x, self.mix(routes[:, self.n_chosen :, None], outputs))
+
     def norm_head(self, x: Tensor) -> Tensor:
         return self.linear(
             self.rms_norm(x, self.weights["norm.weight"]), self.weights["lm_head.weight"]
         )
+
+    def by_expert(self, routes: Tensor, rows: Tensor, weights: Tensor) -> Tensor:
+        """Each row, [n * chosen, width], times the matrix of its route's expert."""
+        experts = routes[:, : self.n_chosen].long().flatten()
+        out = torch.empty(len(rows), weights.shape[1])
+        for expert in experts.unique():
+            mine = experts == expert
+            out[mine] = self.linear(rows[mine], weights[expert])
+        return out
 
     # Their parts. Each rounding point is in one of these, for the variants to move.
 
@@ -116,6 +150,18 @@ class Definition:
     def weighted_mean(self, scores: Tensor, v: Tensor) -> Tensor:
         weights = torch.exp(scores - scores.amax(-1, keepdim=True))
         return self.matmul(weights, v) / self.total(weights)
+
+    def router_logits(self, h: Tensor, weight: Tensor) -> Tensor:
+        return self.linear(h, weight)
+
+    def route_weights(self, weights: Tensor) -> Tensor:
+        return weights
+
+    def mix(self, weights: Tensor, outputs: Tensor) -> Tensor:
+        total = torch.zeros(len(outputs), outputs.shape[-1])
+        for route in range(self.n_chosen):
+            total = total + weights[:, route] * outputs[:, route]
+        return total
 
     def gated(self, gate: Tensor, up: Tensor) -> Tensor:
         return bf16(self.silu(gate) * up)
@@ -157,11 +203,17 @@ def run_plan(ops: Definition, tokens: Tensor, stored: dict | None = None) -> dic
         out[roped_q], out[roped_k] = ops.rope_store(layer, read[q], read[k])
         a = f"{layer}.attend.a"
         out[a] = ops.attend(read[roped_q], read[roped_k], read[v])
-        middle_x, final_x = f"{layer}.proj_add.x", f"{layer}.down_add.x"
+        middle_x = f"{layer}.proj_add.x"
         out[middle_x] = ops.proj_add(layer, read[a], read[x])
-        h = f"{layer}.norm_gate_up.h"
-        out[h] = ops.norm_gate_up(layer, read[middle_x])
-        out[final_x] = ops.down_add(layer, read[h], read[middle_x])
-        x = final_x
+        if ops.layer_weight(layer, "mlp.gate.weight") is None:
+            h, x = f"{layer}.norm_gate_up.h", f"{layer}.down_add.x"
+            out[h] = ops.norm_gate_up(layer, read[middle_x])
+            out[x] = ops.down_add(layer, read[h], read[middle_x])
+            continue
+        routes, h = f"{layer}.norm_route.routes", f"{layer}.expert_gate_up.h"
+        x = f"{layer}.expert_down_add.x"
+        out[routes] = ops.norm_route(layer, read[middle_x])
+        out[h] = ops.expert_gate_up(layer, read[middle_x], read[routes])
+        out[x] = ops.expert_down_add(layer, read[h], read[routes], read[middle_x])
     out["logits"] = ops.norm_head(read[x])
     return out

@@ -13,6 +13,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from .definition import Definition
+from .distance import is_unrounded
 from .models import Recipe, build_model, exact_in_half_formats
 
 
@@ -28,7 +29,11 @@ def to_older_config_keys(config: dict) -> dict:
 
 def write_model(recipe: Recipe, folder: Path) -> None:
     model = build_model(recipe).to(recipe.stored_as)
-    model.save_pretrained(folder, max_shard_size=recipe.max_shard_size)
+    model.save_pretrained(
+        folder,
+        max_shard_size=recipe.max_shard_size,
+        save_original_format=not recipe.fused_experts,
+    )
     (folder / "generation_config.json").unlink()
     if recipe.older_config_keys:
         path = folder / "config.json"
@@ -38,7 +43,8 @@ def write_model(recipe: Recipe, folder: Path) -> None:
 
 def load_model(folder: Path, dtype: torch.dtype) -> PreTrainedModel:
     """Reads back what was written, so that the goldens belong to the files as they are."""
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="eager")
+    eager = {"attn_implementation": "eager", "experts_implementation": "eager"}
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, **eager)
     for name, weight in model.named_parameters():
         assert torch.equal(weight, exact_in_half_formats(weight.float()).to(dtype)), name
     return model.eval()
@@ -55,7 +61,8 @@ def write_goldens(
 
 def write_ops(folder: Path, ops: Definition, stored: dict[str, Tensor]) -> None:
     tensors = {
-        f"def.{name}": x if name == "logits" else x.to(torch.bfloat16) for name, x in stored.items()
+        f"def.{name}": x if is_unrounded(name) else x.to(torch.bfloat16)
+        for name, x in stored.items()
     }
     tensors["def.inv_freq"] = ops.inv_freq
     tensors["def.attention_factor"] = torch.tensor([ops.attention_factor])

@@ -15,6 +15,7 @@ from transformers import (
     PreTrainedModel,
     Qwen2Config,
     Qwen3Config,
+    Qwen3MoeConfig,
 )
 
 LOUD_CHANNELS = (3, 30)  # of the residual stream
@@ -31,6 +32,8 @@ class Recipe:
     stored_as: torch.dtype = torch.bfloat16
     older_config_keys: bool = False
     max_shard_size: str = "1MB"
+    tied_experts: tuple[int, ...] = ()  # with the same row of the router
+    fused_experts: bool = False  # all experts in one tensor, as transformers holds them
 
 
 RECIPES = {
@@ -81,6 +84,29 @@ RECIPES = {
         stored_as=torch.float32,
         older_config_keys=True,
     ),
+    "qwen3_moe": Recipe(
+        Qwen3MoeConfig(
+            hidden_size=44, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2,
+            head_dim=10, intermediate_size=53, vocab_size=131, max_position_embeddings=512,
+            num_experts=5, num_experts_per_tok=2, moe_intermediate_size=19, norm_topk_prob=True,
+            decoder_sparse_step=1, mlp_only_layers=[1], tie_word_embeddings=False,
+            rope_parameters={"rope_type": "default", "rope_theta": 1e6},
+        ),
+        seed=5,
+        max_shard_size="60KB",
+    ),
+    "qwen3_moe_ties": Recipe(
+        Qwen3MoeConfig(
+            hidden_size=36, num_hidden_layers=2, num_attention_heads=6, num_key_value_heads=1,
+            head_dim=14, intermediate_size=47, vocab_size=127, max_position_embeddings=512,
+            num_experts=7, num_experts_per_tok=3, moe_intermediate_size=23, norm_topk_prob=False,
+            decoder_sparse_step=2, tie_word_embeddings=True,
+            rope_parameters={"rope_type": "default", "rope_theta": 1e6},
+        ),
+        seed=6,
+        tied_experts=(1, 4, 6),
+        fused_experts=True,
+    ),
 }
 
 
@@ -121,6 +147,12 @@ def build_model(recipe: Recipe) -> PreTrainedModel:
     model = AutoModelForCausalLM.from_config(recipe.config, dtype=torch.float32)
     for name, parameter in model.named_parameters():
         parameter.copy_(exact_in_half_formats(random_weight(name, parameter.shape, generator)))
+    for layer in model.model.layers if recipe.tied_experts else ():
+        if hasattr(layer.mlp, "experts"):
+            router, tied = layer.mlp.gate.weight, list(recipe.tied_experts)
+            # Of one weight, so that sums in any order are equal to the last bit.
+            router[tied] = 0.0
+            router[tied, 5] = 1.0
     return model
 
 

@@ -1,6 +1,6 @@
-"""Writes a Qwen3 model of `weft bench export` as the GGUF file that llama.cpp reads.
+"""Writes a Qwen3 model, dense or a mixture of experts, of `weft bench export` as the GGUF file that llama.cpp reads.
 
-All matrices have the form that was asked for, the head included; norms are f32. There is no
+All matrices have the form that was asked for, the head included; norms and routers are f32. There is no
 tokenizer in the file: llama-bench draws its tokens by number. The layout is that of
 ggml/docs/gguf.md, version 3; blocks are rounded as gguf-py's `quants` rounds them.
 """
@@ -35,7 +35,13 @@ LAYER_NAMES = {
     "mlp.gate_proj": "ffn_gate",
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
+    "mlp.gate": "ffn_gate_inp",
+    "mlp.experts.0.gate_proj": "ffn_gate_exps",
+    "mlp.experts.0.up_proj": "ffn_up_exps",
+    "mlp.experts.0.down_proj": "ffn_down_exps",
 }
+# The names of model types, and what GGUF has for it.
+ARCHITECTURES = {"qwen3": "qwen3", "qwen3_moe": "qwen3moe"}
 
 
 def f32(bits: np.ndarray) -> np.ndarray:
@@ -80,9 +86,9 @@ FORMS: dict[str, tuple[int, int, int, Callable[[np.ndarray], np.ndarray]]] = {
 def write(folder: Path, form: str, path: Path) -> None:
     """Writes the file whole or not at all."""
     config = json.loads((folder / "config.json").read_text())
-    if config["model_type"] != "qwen3":
+    if config["model_type"] not in ARCHITECTURES:
         raise ValueError(f"{folder}: a {config['model_type']}; only qwen3 is written as GGUF")
-    tensors = list(safetensors(folder / "model.safetensors"))
+    tensors = list(safetensors(folder / "model.safetensors", config.get("num_experts")))
     facts = metadata(config, FORMS[form][1])
     part = path.with_suffix(".part")
     with part.open("wb") as file:
@@ -90,32 +96,35 @@ def write(folder: Path, form: str, path: Path) -> None:
         file.write(b"".join(facts))
         offset = 0
         for name, bits in tensors:
-            kind, n_bytes = stored(bits, form)
+            kind, n_bytes = stored(name, bits, form)
             sizes = struct.pack(f"<{bits.ndim}Q", *reversed(bits.shape))
             file.write(string(name) + struct.pack("<I", bits.ndim) + sizes)
             file.write(struct.pack("<IQ", kind, offset))
             offset += padded(n_bytes)
         file.write(bytes(padded(file.tell()) - file.tell()))
-        for _, bits in tensors:
+        for name, bits in tensors:
             written = 0
-            for piece in pieces(bits, form):
+            for piece in pieces(name, bits, form):
                 written += file.write(piece.tobytes())
             file.write(bytes(padded(written) - written))
     part.rename(path)
 
 
-def safetensors(path: Path) -> Iterator[tuple[str, np.ndarray]]:
-    """GGUF's names and the bits of bf16 tensors, read when they are used."""
+def safetensors(path: Path, n_experts: int | None) -> Iterator[tuple[str, np.ndarray]]:
+    """GGUF's names and the bits of bf16 tensors, read when they are used.
+
+    The experts of a layer follow one another in the file, and are one tensor of GGUF.
+    """
     with path.open("rb") as file:
         (length,) = struct.unpack("<Q", file.read(8))
         header = json.loads(file.read(length))
     for name, entry in header.items():
-        if name == "__metadata__":
+        if name == "__metadata__" or (".experts." in name and ".experts.0." not in name):
             continue
         if entry["dtype"] != "BF16":
             raise ValueError(f"{path}: {name} is {entry['dtype']}, not BF16")
         start, _ = entry["data_offsets"]
-        shape = tuple(entry["shape"])
+        shape = (*([n_experts] if ".experts." in name else []), *entry["shape"])
         yield gguf_name(name), np.memmap(path, np.uint16, "r", 8 + length + start, shape)
 
 
@@ -126,9 +135,14 @@ def gguf_name(name: str) -> str:
     return f"blk.{layer}.{LAYER_NAMES['.'.join(middle)]}.weight"
 
 
-def stored(bits: np.ndarray, form: str) -> tuple[int, int]:
+def is_plain(name: str, bits: np.ndarray) -> bool:
+    """Norms and routers."""
+    return bits.ndim == 1 or name.endswith("ffn_gate_inp.weight")
+
+
+def stored(name: str, bits: np.ndarray, form: str) -> tuple[int, int]:
     """The type of a tensor and its bytes."""
-    if bits.ndim == 1:
+    if is_plain(name, bits):
         return F32, 4 * bits.size
     kind, _, block_bytes, _ = FORMS[form]
     if bits.shape[-1] % BLOCK:
@@ -136,11 +150,12 @@ def stored(bits: np.ndarray, form: str) -> tuple[int, int]:
     return kind, bits.size // BLOCK * block_bytes
 
 
-def pieces(bits: np.ndarray, form: str) -> Iterator[np.ndarray]:
+def pieces(name: str, bits: np.ndarray, form: str) -> Iterator[np.ndarray]:
     """A tensor's bytes in order, made by several threads."""
-    if bits.ndim == 1:
+    if is_plain(name, bits):
         yield f32(np.asarray(bits))
         return
+    bits = bits.reshape(-1, bits.shape[-1])
     rows = max(1, (1 << 20) // bits.shape[-1])
     parts = [bits[at : at + rows] for at in range(0, len(bits), rows)]
     with ThreadPoolExecutor() as threads:
@@ -161,16 +176,23 @@ def metadata(config: dict, file_type: int) -> list[bytes]:
         "attention.value_length": head,
         "vocab_size": config["vocab_size"],
     }
+    if config["model_type"] == "qwen3_moe":
+        whole |= {
+            "expert_count": config["num_experts"],
+            "expert_used_count": config["num_experts_per_tok"],
+            "expert_feed_forward_length": config["moe_intermediate_size"],
+        }
     real = {
         "attention.layer_norm_rms_epsilon": config["rms_norm_eps"],
         "rope.freq_base": config["rope_theta"],
     }
+    name = ARCHITECTURES[config["model_type"]]
     return [
-        text("general.architecture", "qwen3"),
+        text("general.architecture", name),
         text("tokenizer.ggml.model", "none"),
         fact("general.file_type", UINT32, struct.pack("<I", file_type)),
-        *[fact(f"qwen3.{key}", UINT32, struct.pack("<I", n)) for key, n in whole.items()],
-        *[fact(f"qwen3.{key}", FLOAT32, struct.pack("<f", x)) for key, x in real.items()],
+        *[fact(f"{name}.{key}", UINT32, struct.pack("<I", n)) for key, n in whole.items()],
+        *[fact(f"{name}.{key}", FLOAT32, struct.pack("<f", x)) for key, x in real.items()],
     ]
 
 

@@ -26,6 +26,7 @@ pub mod reasoning;
 pub mod reference;
 pub mod retrieval;
 pub mod rope;
+pub mod routing;
 pub mod sampling;
 pub mod shapes;
 pub mod store;

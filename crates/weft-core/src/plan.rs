@@ -48,6 +48,21 @@ pub enum Op {
         /// The decoder layer.
         layer: u16,
     },
+    /// x → routes: RMSNorm, router, the experts of each token and their weights
+    NormRoute {
+        /// The decoder layer.
+        layer: u16,
+    },
+    /// x, routes → expert_h: RMSNorm, gate and up projections of each chosen expert, SiLU, product
+    ExpertGateUp {
+        /// The decoder layer.
+        layer: u16,
+    },
+    /// expert_h, routes, x → x: down projection of each chosen expert, weighted sum, residual
+    ExpertDownAdd {
+        /// The decoder layer.
+        layer: u16,
+    },
     /// x → logits, for the tokens that need logits
     NormHead,
 }
@@ -62,9 +77,13 @@ pub fn plan(config: &Config) -> Vec<Op> {
             Op::RopeStore { layer },
             Op::Attend { layer },
             Op::ProjAdd { layer },
-            Op::NormGateUp { layer },
-            Op::DownAdd { layer },
         ]);
+        if config.experts_of(layer).is_none() {
+            ops.extend([Op::NormGateUp { layer }, Op::DownAdd { layer }]);
+        } else {
+            ops.push(Op::NormRoute { layer });
+            ops.extend([Op::ExpertGateUp { layer }, Op::ExpertDownAdd { layer }]);
+        }
     }
     ops.push(Op::NormHead);
     ops
@@ -81,6 +100,9 @@ impl Op {
             Self::ProjAdd { .. } => "proj_add",
             Self::NormGateUp { .. } => "norm_gate_up",
             Self::DownAdd { .. } => "down_add",
+            Self::NormRoute { .. } => "norm_route",
+            Self::ExpertGateUp { .. } => "expert_gate_up",
+            Self::ExpertDownAdd { .. } => "expert_down_add",
             Self::NormHead => "norm_head",
         }
     }
@@ -94,7 +116,10 @@ impl Op {
             | Self::Attend { layer }
             | Self::ProjAdd { layer }
             | Self::NormGateUp { layer }
-            | Self::DownAdd { layer } => Some(layer),
+            | Self::DownAdd { layer }
+            | Self::NormRoute { layer }
+            | Self::ExpertGateUp { layer }
+            | Self::ExpertDownAdd { layer } => Some(layer),
         }
     }
 }
@@ -113,8 +138,9 @@ pub struct Work {
 }
 
 impl Op {
-    /// The tensors that the op reads in full, for any number of tokens. The embedding is read by
-    /// rows and does not count here, but as the head.
+    /// The tensors that the op reads: in full for any number of tokens, but of the experts only
+    /// those that were chosen. The embedding is read by rows and does not count here, but as the
+    /// head.
     pub fn tensors(self, config: &Config) -> Vec<TensorShape> {
         use LayerTensor as T;
         let head = if config.tied_head { Tensor::Embed } else { Tensor::Head };
@@ -132,6 +158,9 @@ impl Op {
             Self::ProjAdd { layer } => of_layer(layer, &[T::O]),
             Self::NormGateUp { layer } => of_layer(layer, &[T::MlpNorm, T::Gate, T::Up]),
             Self::DownAdd { layer } => of_layer(layer, &[T::Down]),
+            Self::NormRoute { layer } => of_layer(layer, &[T::MlpNorm, T::Router]),
+            Self::ExpertGateUp { layer } => of_layer(layer, &[T::ExpertGate, T::ExpertUp]),
+            Self::ExpertDownAdd { layer } => of_layer(layer, &[T::ExpertDown]),
             Self::NormHead => vec![Tensor::FinalNorm, head],
         };
         tensors.into_iter().map(|tensor| TensorShape::new(tensor, config)).collect()
@@ -140,7 +169,8 @@ impl Op {
     /// Bytes that the op must move between memory and processor: its weights, once for all tokens;
     /// the KV rows that it reads, once per lane; and the rows that it stores. Activations and
     /// logits are left out, because caches hold them. A bandwidth computed from this count is a
-    /// lower bound. Plain weights are stored as `dtype`.
+    /// lower bound. Plain weights are stored as `dtype`. Of the experts, those count that so many
+    /// tokens choose if each expert is as likely as any other.
     pub fn bytes(self, config: &Config, forms: &Forms, dtype: Dtype, work: &Work) -> u64 {
         let row = (2 * config.kv_width() * dtype.bytes()) as u64;
         let weights = || self.tensors(config).iter().map(|t| forms.bytes(t, dtype)).sum::<u64>();
@@ -151,6 +181,10 @@ impl Op {
             }
             Self::RopeStore { .. } => weights() + work.n_tokens * row,
             Self::Attend { .. } => work.n_rows * row,
+            Self::ExpertGateUp { .. } | Self::ExpertDownAdd { .. } => {
+                let share = config.experts.as_ref().map_or(0.0, |e| e.share_read(work.n_tokens));
+                (weights() as f64 * share).round() as u64
+            }
             Self::NormHead if work.n_outputs == 0 => 0,
             _ => weights(),
         }
@@ -161,6 +195,8 @@ impl Op {
     pub fn flops(self, config: &Config, work: &Work) -> u64 {
         let (hidden, q) = (config.hidden as u64, config.q_width() as u64);
         let intermediate = config.intermediate as u64;
+        let experts = config.experts.as_ref();
+        let routed = experts.map_or(0, |e| (e.chosen * e.intermediate) as u64);
         2 * match self {
             Self::Embed | Self::RopeStore { .. } => 0,
             Self::NormQkv { .. } => work.n_tokens * (q + 2 * config.kv_width() as u64) * hidden,
@@ -168,6 +204,11 @@ impl Op {
             Self::ProjAdd { .. } => work.n_tokens * q * hidden,
             Self::NormGateUp { .. } => work.n_tokens * 2 * intermediate * hidden,
             Self::DownAdd { .. } => work.n_tokens * intermediate * hidden,
+            Self::NormRoute { .. } => {
+                work.n_tokens * experts.map_or(0, |e| e.count as u64) * hidden
+            }
+            Self::ExpertGateUp { .. } => work.n_tokens * 2 * routed * hidden,
+            Self::ExpertDownAdd { .. } => work.n_tokens * routed * hidden,
             Self::NormHead => work.n_outputs * config.vocab as u64 * hidden,
         }
     }

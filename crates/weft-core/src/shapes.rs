@@ -28,7 +28,7 @@ pub fn config(name: &str) -> Option<Config> {
 }
 
 /// Name and `config.json`.
-const SHAPES: [(&str, &str); 7] = [
+const SHAPES: [(&str, &str); 10] = [
     (
         "qwen3-0.6b",
         r#"{"model_type": "qwen3", "hidden_size": 1024, "num_hidden_layers": 28,
@@ -71,6 +71,34 @@ const SHAPES: [(&str, &str); 7] = [
             "intermediate_size": 25600, "vocab_size": 151936, "tie_word_embeddings": false,
             "rope_theta": 1000000.0, "rms_norm_eps": 1e-06, "max_position_embeddings": 40960}"#,
     ),
+    // The first model of its kind; its half, for small cards; and four of its layers.
+    (
+        "qwen3-30b-a3b",
+        r#"{"model_type": "qwen3_moe", "hidden_size": 2048, "num_hidden_layers": 48,
+            "num_attention_heads": 32, "num_key_value_heads": 4, "head_dim": 128,
+            "intermediate_size": 6144, "num_experts": 128, "num_experts_per_tok": 8,
+            "moe_intermediate_size": 768, "norm_topk_prob": true, "decoder_sparse_step": 1,
+            "mlp_only_layers": [], "vocab_size": 151936, "tie_word_embeddings": false,
+            "rope_theta": 1000000.0, "rms_norm_eps": 1e-06, "max_position_embeddings": 40960}"#,
+    ),
+    (
+        "qwen3-30b-a3b-half",
+        r#"{"model_type": "qwen3_moe", "hidden_size": 2048, "num_hidden_layers": 24,
+            "num_attention_heads": 32, "num_key_value_heads": 4, "head_dim": 128,
+            "intermediate_size": 6144, "num_experts": 128, "num_experts_per_tok": 8,
+            "moe_intermediate_size": 768, "norm_topk_prob": true, "decoder_sparse_step": 1,
+            "mlp_only_layers": [], "vocab_size": 151936, "tie_word_embeddings": false,
+            "rope_theta": 1000000.0, "rms_norm_eps": 1e-06, "max_position_embeddings": 40960}"#,
+    ),
+    (
+        "qwen3-30b-a3b-4l",
+        r#"{"model_type": "qwen3_moe", "hidden_size": 2048, "num_hidden_layers": 4,
+            "num_attention_heads": 32, "num_key_value_heads": 4, "head_dim": 128,
+            "intermediate_size": 6144, "num_experts": 128, "num_experts_per_tok": 8,
+            "moe_intermediate_size": 768, "norm_topk_prob": true, "decoder_sparse_step": 1,
+            "mlp_only_layers": [], "vocab_size": 151936, "tie_word_embeddings": false,
+            "rope_theta": 1000000.0, "rms_norm_eps": 1e-06, "max_position_embeddings": 40960}"#,
+    ),
     (
         "qwen2.5-0.5b",
         r#"{"model_type": "qwen2", "hidden_size": 896, "num_hidden_layers": 24,
@@ -97,8 +125,15 @@ mod tests {
         let millions = |name| crate::weights::parameters(&config(name).unwrap()) / 1_000_000;
         assert_eq!(
             NAMES.map(millions),
-            [596, 1_720, 4_022, 8_190, 14_768, 32_762, 494],
+            [596, 1_720, 4_022, 8_190, 14_768, 32_762, 30_532, 15_577, 3_114, 494],
             "{NAMES:?}"
         );
+    }
+
+    #[test]
+    fn a_token_uses_the_parameters_that_the_name_says() {
+        let millions = |name| crate::weights::active_parameters(&config(name).unwrap()) / 1_000_000;
+        assert_eq!(millions("qwen3-30b-a3b"), 3_353);
+        assert_eq!(millions("qwen3-4b"), 4_022, "all of a dense model's");
     }
 }

@@ -215,7 +215,7 @@ fn values_of_the_metadata_that_weft_cannot_run_are_named() {
         &["`qwen3.rope.scaling.type` is longrope", "yarn"],
     );
     for (name, why) in
-        [("qwen3moe", "mixtures of experts"), ("qwen35", "recurrent"), ("gemma3", "qwen3, qwen2")]
+        [("qwen2moe", "mixtures of experts"), ("qwen35", "recurrent"), ("gemma3", "qwen3, qwen2")]
     {
         assert_refused(|f| f.set_text("general.architecture", name), &[name, why]);
     }

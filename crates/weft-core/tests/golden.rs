@@ -8,7 +8,7 @@ use weft_core::plan::{Op, plan};
 use weft_core::reference::Reference;
 use weft_core::retrieval::{Reranker, embedding};
 use weft_core::rope::frequencies;
-use weft_testing::golden::{Golden, MODELS, errs_no_more_than_transformers};
+use weft_testing::golden::{Golden, MODELS, SPARSE_MODELS, errs_no_more_than_transformers};
 use weft_testing::{LIMITS, run};
 
 /// Maximum float32 difference between two orders of summation, relative to the largest value.
@@ -16,6 +16,11 @@ const F32_NOISE: f32 = 2e-5;
 
 /// Maximum share of bf16 outputs that another order of summation rounds differently.
 const FLIPPED: f64 = 0.01;
+
+/// Dense and sparse ones.
+fn all() -> impl Iterator<Item = &'static str> {
+    MODELS.into_iter().chain(SPARSE_MODELS)
+}
 
 fn device<E: Element>(golden: &Golden) -> Reference<E> {
     Reference::new(&golden.config, &golden.weights(), LIMITS).unwrap()
@@ -55,6 +60,10 @@ fn outputs(op: Op) -> &'static [(Buffer, &'static str, &'static str)] {
         Op::ProjAdd { .. } => &[(Buffer::X, "proj_add", "proj_add.x")],
         Op::NormGateUp { .. } => &[(Buffer::H, "norm_gate_up", "norm_gate_up.h")],
         Op::DownAdd { .. } => &[(Buffer::X, "down_add", "down_add.x")],
+        Op::NormRoute { .. } => &[(Buffer::Routes, "norm_route", "norm_route.routes")],
+        // Inside a module of transformers, so that nothing can be recorded.
+        Op::ExpertGateUp { .. } => &[(Buffer::ExpertH, "", "expert_gate_up.h")],
+        Op::ExpertDownAdd { .. } => &[(Buffer::X, "expert_down_add", "expert_down_add.x")],
         Op::NormHead => &[],
     }
 }
@@ -66,7 +75,7 @@ fn prefixed(op: Op, name: &str) -> String {
 /// Every op of the first and the last layer, and the logits, in float32.
 #[test]
 fn float32_matches_transformers_op_by_op() {
-    for name in MODELS {
+    for name in all() {
         let golden = Golden::open(name);
         let mut device = device::<f32>(&golden);
         let works = [golden.work()];
@@ -83,7 +92,7 @@ fn float32_matches_transformers_op_by_op() {
             if !op.layer().is_none_or(|layer| layer == 0 || layer == last) {
                 continue;
             }
-            for (buffer, tap, _) in outputs(op) {
+            for (buffer, tap, _) in outputs(op).iter().filter(|(_, tap, _)| !tap.is_empty()) {
                 let theirs = golden.of_transformers(&format!("f32.{}", prefixed(op, tap)));
                 assert_f32(&format!("{name} {op} {buffer:?}"), &device.read(*buffer), &theirs);
             }
@@ -99,7 +108,7 @@ fn float32_matches_transformers_op_by_op() {
 /// another order of summation fewer than one in a hundred.
 #[test]
 fn bf16_ops_round_where_the_definition_does() {
-    for name in MODELS {
+    for name in all() {
         let golden = Golden::open(name);
         let mut device = device::<bf16>(&golden);
         let works = [golden.work()];
@@ -110,7 +119,11 @@ fn bf16_ops_round_where_the_definition_does() {
             }
             for (buffer, _, tap) in outputs(op) {
                 let definition = golden.of_definition(&prefixed(op, tap));
-                assert_bf16(&format!("{name} {op} {buffer:?}"), &device.read(*buffer), &definition);
+                let (what, ours) = (format!("{name} {op} {buffer:?}"), device.read(*buffer));
+                match buffer {
+                    Buffer::Routes => assert_f32(&what, &ours, &definition),
+                    _ => assert_bf16(&what, &ours, &definition),
+                }
                 // The next op starts from the definition's values, so that errors do not propagate.
                 device.write(*buffer, &definition);
             }
@@ -136,7 +149,7 @@ fn store(device: &mut dyn Inspect, golden: &Golden, layer: u16, keys: &[f32], va
 
 #[test]
 fn bf16_errs_no_more_than_transformers() {
-    for name in MODELS {
+    for name in all() {
         let golden = Golden::open(name);
         errs_no_more_than_transformers(&golden, &mut device::<bf16>(&golden));
     }
@@ -161,7 +174,7 @@ fn read<E: Element>(golden: &Golden) -> (Vec<Vec<f32>>, Vec<f32>) {
 /// In float32 to the noise of sums; in bf16 as far from float32 as transformers' own bf16.
 #[test]
 fn embeddings_and_relevance_match_transformers() {
-    for name in MODELS {
+    for name in all() {
         let golden = Golden::open(name);
         let retrieval = golden.retrieval();
         let [f32_embeddings, bf16_embeddings] =
@@ -196,7 +209,7 @@ fn embeddings_and_relevance_match_transformers() {
 /// The frequencies of every scaling, to a few units in the last place of float32.
 #[test]
 fn rope_frequencies_match_transformers() {
-    for name in MODELS {
+    for name in all() {
         let golden = Golden::open(name);
         let ours = frequencies(&golden.config.rope, golden.config.head_dim);
         for (ours, theirs) in ours.iter().zip(golden.of_definition("inv_freq")) {

@@ -149,7 +149,7 @@ const BROKEN_CONFIGS: &[(&str, &str, &[&str])] = &[
     ("model_type", "absent", &["model type ``"]),
     ("model_type", "7", &["not valid"]),
     ("model_type", r#""qwen3_next""#, &["qwen3_next", "recurrent"]),
-    ("model_type", r#""qwen3_moe""#, &["experts"]),
+    ("model_type", r#""qwen2_moe""#, &["experts", "qwen3_moe"]),
     ("hidden_size", "absent", &["hidden_size", "no "]),
     ("hidden_size", "0", &["hidden_size", "0"]),
     ("hidden_size", "-1", &["not valid"]),

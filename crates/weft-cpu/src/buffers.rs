@@ -42,7 +42,12 @@ impl Activations {
 
     /// The rows for a matrix product.
     pub(crate) fn rows(&self) -> Rows<'_> {
-        Rows { values: &self.values, stride: self.stride, sums: &self.sums }
+        Rows { values: &self.values, stride: self.stride, sums: &self.sums, order: None }
+    }
+
+    /// Some rows for a matrix product.
+    pub(crate) fn rows_of<'a>(&'a self, order: &'a [u32]) -> Rows<'a> {
+        Rows { order: Some(order), ..self.rows() }
     }
 
     /// Sums each 16 activations of the first `n` rows, for matrices whose codes have minimums.
@@ -88,20 +93,26 @@ pub(crate) struct Buffers {
     pub(crate) a: Activations,
     /// \[tokens\]\[intermediate\]
     pub(crate) h: Activations,
+    /// \[tokens · chosen\]\[expert intermediate\]
+    pub(crate) expert_h: Activations,
 }
 
 impl Buffers {
     pub(crate) fn new(config: &Config, limits: &Limits) -> Self {
         let new = |width| Activations::new(limits.step_tokens, width);
+        let experts = config.experts.as_ref();
+        let (chosen, width) = experts.map_or((0, 0), |e| (e.chosen, e.intermediate));
         Self {
             x: new(config.hidden),
             norm: new(config.hidden),
             qkv: [new(config.q_width()), new(config.kv_width()), new(config.kv_width())],
             a: new(config.q_width()),
-            h: new(config.intermediate),
+            h: new(config.dense_width()),
+            expert_h: Activations::new(limits.step_tokens * chosen, width),
         }
     }
 
+    /// A buffer of activations: all but the routes.
     pub(crate) fn get(&self, buffer: Buffer) -> &Activations {
         match buffer {
             Buffer::X => &self.x,
@@ -110,6 +121,8 @@ impl Buffers {
             Buffer::V => &self.qkv[2],
             Buffer::A => &self.a,
             Buffer::H => &self.h,
+            Buffer::ExpertH => &self.expert_h,
+            Buffer::Routes => unreachable!("routes are no activations"),
         }
     }
 
@@ -121,6 +134,8 @@ impl Buffers {
             Buffer::V => &mut self.qkv[2],
             Buffer::A => &mut self.a,
             Buffer::H => &mut self.h,
+            Buffer::ExpertH => &mut self.expert_h,
+            Buffer::Routes => unreachable!("routes are no activations"),
         }
     }
 }

@@ -17,6 +17,7 @@ mod memory;
 mod ops;
 mod pack;
 mod pool;
+mod routing;
 mod scratch;
 mod shares;
 mod tiles;
@@ -32,10 +33,12 @@ use weft_core::dtype::Dtype;
 use weft_core::kv::{PageId, Slot};
 use weft_core::plan::Op;
 use weft_core::rope::RopeTable;
+use weft_core::routing::{from_numbers, to_numbers};
 use weft_core::weights::{Forms, Weights, WeightsError};
 
 use buffers::{Buffers, Kv};
 use pool::Pool;
+use routing::Routing;
 use scratch::{Lists, Scratch};
 use shares::Shares;
 use weights::ModelWeights;
@@ -65,6 +68,8 @@ pub struct CpuDevice {
     scratch: Vec<Scratch>,
     /// The current step.
     lists: Lists,
+    /// The experts of its tokens.
+    routing: Routing,
 }
 
 /// Options of a device.
@@ -120,6 +125,7 @@ impl CpuDevice {
                 .map(|_| Scratch::new(config, &limits, kv.layout().stride, coded))
                 .collect(),
             lists: Lists::new(config, &limits, threads),
+            routing: Routing::new(config, &limits),
             kv,
             pool: Pool::new(threads),
             config: config.clone(),
@@ -155,6 +161,9 @@ impl Device for CpuDevice {
                 Op::ProjAdd { layer } => ops::proj_add::run(self, layer),
                 Op::NormGateUp { layer } => ops::norm_gate_up::run(self, layer),
                 Op::DownAdd { layer } => ops::down_add::run(self, layer),
+                Op::NormRoute { layer } => ops::norm_route::run(self, layer),
+                Op::ExpertGateUp { layer } => ops::expert_gate_up::run(self, layer),
+                Op::ExpertDownAdd { layer } => ops::expert_down_add::run(self, layer),
                 Op::NormHead => ops::norm_head::run(self),
             }
         }
@@ -195,11 +204,18 @@ impl Device for CpuDevice {
 
 impl Inspect for CpuDevice {
     fn read(&self, buffer: Buffer) -> Vec<f32> {
-        self.buffers.get(buffer).read()
+        match buffer {
+            Buffer::Routes => to_numbers(&self.routing.routes, self.routing.chosen),
+            _ => self.buffers.get(buffer).read(),
+        }
     }
 
     fn write(&mut self, buffer: Buffer, values: &[f32]) {
-        self.buffers.get_mut(buffer).write(values);
+        let Routing { routes, chosen, .. } = &mut self.routing;
+        match buffer {
+            Buffer::Routes => from_numbers(values, *chosen, routes),
+            _ => self.buffers.get_mut(buffer).write(values),
+        }
     }
 
     fn kv_row(&self, layer: u16, slot: Slot) -> (Vec<f32>, Vec<f32>) {

@@ -13,14 +13,40 @@ pub(crate) enum Matrix {
     Coded(Box<CodedMatrix>),
 }
 
-/// Two matrices of the same shape that are read together, such as gate and up.
+/// Two matrices of the same shape that are read together, such as gate and up. For experts, the two
+/// of one are followed by the two of the next, each in whole blocks.
 pub(crate) enum Twins {
     /// Of one form: blocks of the first and of the second in turn, one stream from memory.
     Joined {
         matrix: Matrix,
         rows: usize,
     },
-    Apart([Matrix; 2]),
+    Apart {
+        matrices: [Matrix; 2],
+        rows: usize,
+    },
+}
+
+/// The shape of a tensor as some matrices, one for each expert.
+struct Stack {
+    count: usize,
+    rows: usize,
+    columns: usize,
+}
+
+impl Stack {
+    fn of(config: &Config, tensor: Tensor) -> Self {
+        match tensor.shape(config)[..] {
+            [rows, columns] => Self { count: 1, rows, columns },
+            [count, rows, columns] => Self { count, rows, columns },
+            _ => unreachable!("{tensor:?} is no matrix"),
+        }
+    }
+}
+
+/// Where row `row` of some matrices of `rows` rows lies if each begins with a block.
+fn in_blocks(row: usize, rows: usize) -> usize {
+    row / rows * rows.next_multiple_of(BLOCK_ROWS) + row % rows
 }
 
 impl Twins {
@@ -31,15 +57,16 @@ impl Twins {
     ) -> Result<Self, WeightsError> {
         let [a, b] = tensors;
         if from.form(a) != from.form(b) {
+            let rows = Stack::of(config, a).rows;
             let [a, b] = tensors.map(|tensor| Matrix::read(config, from, tensor));
-            return Ok(Self::Apart([a?, b?]));
+            return Ok(Self::Apart { matrices: [a?, b?], rows });
         }
-        let shape = a.shape(config);
-        let (rows, columns) = (shape[0], shape[1]);
-        let n_blocks = rows.div_ceil(BLOCK_ROWS);
+        let Stack { count, rows, columns } = Stack::of(config, a);
+        let n_blocks = count * rows.div_ceil(BLOCK_ROWS);
         let mut matrix = Matrix::zeroed(from.form(a), 2 * n_blocks * BLOCK_ROWS, columns);
         for (nth, tensor) in tensors.into_iter().enumerate() {
             matrix.set_rows(from, tensor, |row| {
+                let row = in_blocks(row, rows);
                 (2 * (row / BLOCK_ROWS) + nth) * BLOCK_ROWS + row % BLOCK_ROWS
             })?;
         }
@@ -49,19 +76,18 @@ impl Twins {
     fn matrices(&self) -> [&Matrix; 2] {
         match self {
             Self::Joined { matrix, .. } => [matrix, matrix],
-            Self::Apart([a, b]) => [a, b],
+            Self::Apart { matrices: [a, b], .. } => [a, b],
         }
     }
 
-    /// Rows of each.
+    /// Rows of each, of one expert.
     fn rows(&self) -> usize {
         match self {
-            Self::Joined { rows, .. } => *rows,
-            Self::Apart([a, _]) => a.rows(),
+            Self::Joined { rows, .. } | Self::Apart { rows, .. } => *rows,
         }
     }
 
-    /// Blocks of each.
+    /// Blocks of each, of one expert.
     pub(crate) fn n_blocks(&self) -> usize {
         self.rows().div_ceil(BLOCK_ROWS)
     }
@@ -81,7 +107,7 @@ impl Twins {
         let [a, b] = self.matrices();
         match self {
             Self::Joined { .. } => [a.block(2 * block), b.block(2 * block + 1)],
-            Self::Apart(_) => [a.block(block), b.block(block)],
+            Self::Apart { .. } => [a.block(block), b.block(block)],
         }
     }
 }
@@ -95,15 +121,17 @@ pub(crate) enum Block<'a> {
 }
 
 impl Matrix {
-    /// Reads a tensor. Plain ones are rounded to bf16.
+    /// Reads a tensor. Plain ones are rounded to bf16. The matrices of several experts follow one
+    /// another, each in whole blocks.
     pub(crate) fn read(
         config: &Config,
         from: &dyn Weights,
         tensor: Tensor,
     ) -> Result<Self, WeightsError> {
-        let shape = tensor.shape(config);
-        let mut matrix = Self::zeroed(from.form(tensor), shape[0], shape[1]);
-        matrix.set_rows(from, tensor, |row| row)?;
+        let Stack { count, rows, columns } = Stack::of(config, tensor);
+        let all = (count - 1) * rows.next_multiple_of(BLOCK_ROWS) + rows;
+        let mut matrix = Self::zeroed(from.form(tensor), all, columns);
+        matrix.set_rows(from, tensor, |row| in_blocks(row, rows))?;
         Ok(matrix)
     }
 

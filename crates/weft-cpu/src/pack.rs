@@ -5,6 +5,7 @@
 //! read from front to back, and no sum runs across a vector.
 
 use half::bf16;
+use weft_core::config::Config;
 use weft_core::dtype::Element;
 use weft_core::weights::{Tensor, Weights, WeightsError};
 
@@ -25,6 +26,18 @@ impl Packed {
     pub(crate) fn zeroed(rows: usize, columns: usize) -> Self {
         let values = Lines::zeroed(rows.next_multiple_of(BLOCK_ROWS) * columns.next_multiple_of(2));
         Self { values, rows, columns }
+    }
+
+    /// Reads a tensor of any form, rounded to bf16.
+    pub(crate) fn read(
+        config: &Config,
+        from: &dyn Weights,
+        tensor: Tensor,
+    ) -> Result<Self, WeightsError> {
+        let shape = tensor.shape(config);
+        let mut packed = Self::zeroed(shape[0], shape[1]);
+        from.read(tensor, &mut |row, values| packed.set_row(row, values))?;
+        Ok(packed)
     }
 
     /// Stores a row, rounded to bf16.

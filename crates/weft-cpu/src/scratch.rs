@@ -28,13 +28,18 @@ pub(crate) struct Scratch {
     pub(crate) sums: Vec<f32>,
     /// Two blocks of codes as bf16, \[2\]\[widest matrix\]\[64\]; empty if all weights are plain.
     pub(crate) unpacked: Vec<bf16>,
+    /// Weighted sums of the experts' outputs, f32 \[tokens\]\[two blocks\]; empty in dense models.
+    pub(crate) weighted: Vec<[f32; 2 * BLOCK_ROWS]>,
 }
 
 impl Scratch {
     pub(crate) fn new(config: &Config, limits: &Limits, kv_stride: usize, coded: bool) -> Self {
         let dim = config.head_dim;
         let queries = tiles::MAX_TOKENS * config.group();
-        let widest = config.hidden.max(config.q_width()).max(config.intermediate);
+        let expert_width = config.experts.as_ref().map_or(0, |e| e.intermediate);
+        let widest = [config.hidden, config.q_width(), config.dense_width(), expert_width];
+        let widest = widest.into_iter().fold(0, usize::max);
+        let weighted = if config.experts.is_some() { limits.step_tokens } else { 0 };
         let unpacked = if coded { 2 * widest.next_multiple_of(RUN) * BLOCK_ROWS } else { 0 };
         Self {
             head: vec![0.0; dim],
@@ -46,6 +51,7 @@ impl Scratch {
             totals: vec![0.0; queries],
             sums: vec![0.0; queries * kv_stride],
             unpacked: vec![bf16::ZERO; unpacked],
+            weighted: vec![[0.0; 2 * BLOCK_ROWS]; weighted],
         }
     }
 }

@@ -55,6 +55,8 @@ versions! {
     fn store_sums(sums: &[f32], bias: Option<&[f32]>, to: &mut [bf16]);
     /// x\[i\] = round(x\[i\] + sums\[i\])
     fn add_sums(sums: &[f32], x: &mut [bf16]);
+    /// to\[i\] += weight · sums\[i\]
+    fn add_weighted(weight: f32, sums: &[f32], to: &mut [f32]);
     /// h\[i\] = round(silu(gate\[i\]) · up\[i\])
     fn silu_product(gate: &[f32], up: &[f32], h: &mut [bf16]);
     /// Scores → exp(score − max), and their sum.
@@ -154,6 +156,11 @@ mod plain {
     }
 
     #[inline(always)]
+    pub(super) fn add_weighted(weight: f32, sums: &[f32], to: &mut [f32]) {
+        to.iter_mut().zip(sums).for_each(|(to, sum)| *to += weight * sum);
+    }
+
+    #[inline(always)]
     pub(super) fn silu_product(gate: &[f32], up: &[f32], h: &mut [bf16]) {
         for ((h, gate), up) in h.iter_mut().zip(gate).zip(up) {
             *h = round(gate / (1.0 + exp(-gate)) * up);
@@ -242,6 +249,7 @@ mod tests {
             silu_product(isa, &floats, &floats, &mut out);
             results.push(out.clone());
             let mut scores = floats.clone();
+            add_weighted(isa, 0.3, &floats, &mut scores);
             let total = softmax(isa, &mut scores);
             store_quotients(isa, &floats, total + sum_squares(isa, &scores), &mut out);
             results.push(out.clone());

@@ -7,7 +7,7 @@ use weft_core::config::Config;
 use weft_core::weights::{LayerTensor, Tensor, Weights, WeightsError};
 
 use crate::matrix::{Matrix, Twins};
-use crate::pack::read_vector;
+use crate::pack::{Packed, read_vector};
 
 pub(crate) struct ModelWeights {
     pub(crate) embed: Matrix,
@@ -27,8 +27,40 @@ pub(crate) struct LayerWeights {
     pub(crate) head_norms: Option<[Vec<f32>; 2]>,
     pub(crate) o: Matrix,
     pub(crate) mlp_norm: Vec<f32>,
+    pub(crate) mlp: Mlp,
+}
+
+pub(crate) enum Mlp {
+    Dense(Projections),
+    Sparse(Experts),
+}
+
+pub(crate) struct Projections {
     pub(crate) gate_up: Twins,
     pub(crate) down: Matrix,
+}
+
+/// The router, and the projections of all experts: whole blocks of each, one after the other.
+pub(crate) struct Experts {
+    pub(crate) router: Packed,
+    pub(crate) gate_up: Twins,
+    pub(crate) down: Matrix,
+}
+
+impl Mlp {
+    pub(crate) fn dense(&self) -> &Projections {
+        match self {
+            Self::Dense(projections) => projections,
+            Self::Sparse(_) => unreachable!("the plan has dense MLPs in dense layers"),
+        }
+    }
+
+    pub(crate) fn sparse(&self) -> &Experts {
+        match self {
+            Self::Sparse(experts) => experts,
+            Self::Dense(_) => unreachable!("the plan has experts in sparse layers"),
+        }
+    }
 }
 
 /// What one thread reads at a time.
@@ -82,6 +114,8 @@ impl LayerWeights {
     fn read(config: &Config, from: &dyn Weights, layer: u16) -> Result<Self, WeightsError> {
         use LayerTensor as T;
         let matrix = |kind| Matrix::read(config, from, Tensor::Layer(layer, kind));
+        let twins =
+            |kinds: [T; 2]| Twins::read(config, from, kinds.map(|kind| Tensor::Layer(layer, kind)));
         let vector = |kind| read_vector(from, Tensor::Layer(layer, kind));
         Ok(Self {
             attention_norm: vector(T::AttentionNorm)?,
@@ -96,12 +130,17 @@ impl LayerWeights {
             },
             o: matrix(T::O)?,
             mlp_norm: vector(T::MlpNorm)?,
-            gate_up: Twins::read(
-                config,
-                from,
-                [T::Gate, T::Up].map(|kind| Tensor::Layer(layer, kind)),
-            )?,
-            down: matrix(T::Down)?,
+            mlp: match config.experts_of(layer) {
+                None => Mlp::Dense(Projections {
+                    gate_up: twins([T::Gate, T::Up])?,
+                    down: matrix(T::Down)?,
+                }),
+                Some(_) => Mlp::Sparse(Experts {
+                    router: Packed::read(config, from, Tensor::Layer(layer, T::Router))?,
+                    gate_up: twins([T::ExpertGate, T::ExpertUp])?,
+                    down: matrix(T::ExpertDown)?,
+                }),
+            },
         })
     }
 }

@@ -73,7 +73,7 @@ fn every_op_matches_the_reference() {
 #[test]
 fn golden_models_err_no_more_than_transformers() {
     for isa in available() {
-        for name in golden::MODELS {
+        for name in golden::MODELS.into_iter().chain(golden::SPARSE_MODELS) {
             let golden = Golden::open(name);
             let options = Options { limits: LIMITS, threads: 2, isa };
             let mut device = CpuDevice::new(&golden.config, &golden.weights(), options).unwrap();

@@ -8,6 +8,7 @@ use weft_core::device::{Buffer, Limits};
 
 use crate::driver::{Address, Gpu, Memory};
 use crate::error::CudaError;
+use crate::expert_buffers::{self, ExpertBuffers};
 use crate::shape::{SQUARE, Shape, laid_bytes, padded};
 use crate::tables::{FEW, SEVERAL, max_cells, max_partials};
 
@@ -26,10 +27,19 @@ pub(crate) struct Activations {
 pub(crate) const READ_BEYOND: usize = 1 << 10;
 
 impl Activations {
-    fn new(gpu: &Arc<Gpu>, tokens: usize, width: usize, stride: usize) -> Result<Self, CudaError> {
-        let bytes = tokens.max(FEW) * stride * size_of::<bf16>() + READ_BEYOND;
-        let memory = Memory::new(gpu, "activations", bytes)?;
+    pub(crate) fn new(
+        gpu: &Arc<Gpu>,
+        tokens: usize,
+        width: usize,
+        stride: usize,
+    ) -> Result<Self, CudaError> {
+        let memory = Memory::new(gpu, "activations", Self::bytes(tokens, stride))?;
         Ok(Self { memory, squares: None, tokens, width, stride })
+    }
+
+    /// Bytes of so many rows that are not in squares.
+    pub(crate) fn bytes(rows: usize, stride: usize) -> usize {
+        rows.max(FEW) * stride * size_of::<bf16>() + READ_BEYOND
     }
 
     /// What warpgroups multiply.
@@ -138,6 +148,8 @@ pub(crate) struct Buffers {
     pub(crate) v: Activations,
     pub(crate) a: Activations,
     pub(crate) h: Activations,
+    /// None if the model has no experts.
+    experts: Option<ExpertBuffers>,
     /// Sums of a product's input over the runs of its columns, if some matrix needs them: f32
     /// \[tokens / 64\]\[unit\]\[run\]\[64\]
     pub(crate) run_sums: Memory,
@@ -176,6 +188,8 @@ impl Buffers {
         let rows = |width: usize| Activations::new(gpu, tokens, width, width);
         let scratch = |bytes: usize| Memory::new(gpu, "scratch", bytes);
         let (partials, cells, heads) = (max_partials(limits), max_cells(limits), config.heads);
+        let run_sums = shape.matrices.run_sums_bytes(config, tokens);
+        let run_sums = run_sums.max(expert_buffers::run_sums_bytes(shape, config, tokens));
         let sent = scratch(partials * heads * sent_row(dim) * 4)?;
         let sent_cells = scratch(cells * heads * 8)?;
         gpu.fill(&sent, 0..sent.bytes, NOTHING)?;
@@ -187,8 +201,9 @@ impl Buffers {
             k: rows(config.kv_width())?,
             v: rows(config.kv_width())?,
             a: multiplied(config.q_width())?,
-            h: multiplied(config.intermediate)?,
-            run_sums: scratch(shape.matrices.run_sums_bytes(config, tokens).max(16))?,
+            h: multiplied(config.dense_width())?,
+            experts: ExpertBuffers::new(gpu, config, limits)?,
+            run_sums: scratch(run_sums.max(16))?,
             laid: scratch(if shape.attends_tiled() { laid_pages(config, limits) } else { 16 })?,
             logits: Memory::new(gpu, "logits", limits.step_outputs.max(FEW) * config.vocab * 4)?,
             sent,
@@ -200,14 +215,37 @@ impl Buffers {
         })
     }
 
-    pub(crate) fn get(&self, buffer: Buffer) -> &Activations {
-        match buffer {
+    /// The buffers of experts, for ops that only models with experts have.
+    pub(crate) fn experts(&self) -> &ExpertBuffers {
+        self.experts.as_ref().expect("a plan with experts is that of a model with experts")
+    }
+
+    /// The rows of a buffer, or none if they are routes.
+    fn get(&self, buffer: Buffer) -> Option<&Activations> {
+        Some(match buffer {
             Buffer::X => &self.x,
             Buffer::Q => &self.q,
             Buffer::K => &self.k,
             Buffer::V => &self.v,
             Buffer::A => &self.a,
             Buffer::H => &self.h,
+            Buffer::ExpertH => &self.experts().h,
+            Buffer::Routes => return None,
+        })
+    }
+
+    /// All values of a buffer, as a step of `n_tokens` left them.
+    pub(crate) fn read(&self, buffer: Buffer, n_tokens: usize) -> Result<Vec<f32>, CudaError> {
+        match self.get(buffer) {
+            Some(rows) => rows.read(n_tokens),
+            None => self.experts().read_routes(),
+        }
+    }
+
+    pub(crate) fn write(&self, buffer: Buffer, values: &[f32]) -> Result<(), CudaError> {
+        match self.get(buffer) {
+            Some(rows) => rows.write(values),
+            None => self.experts().write_routes(values),
         }
     }
 }

@@ -464,12 +464,12 @@ impl Device for CudaDevice {
 impl Inspect for CudaDevice {
     fn read(&self, buffer: Buffer) -> Vec<f32> {
         self.stop();
-        expect(self.buffers.get(buffer).read(self.lists.counts.n_tokens))
+        expect(self.buffers.read(buffer, self.lists.counts.n_tokens))
     }
 
     fn write(&mut self, buffer: Buffer, values: &[f32]) {
         self.stop();
-        expect(self.buffers.get(buffer).write(values));
+        expect(self.buffers.write(buffer, values));
     }
 
     fn kv_row(&self, layer: u16, slot: Slot) -> (Vec<f32>, Vec<f32>) {

@@ -75,11 +75,13 @@ __device__ unsigned __ballot_sync(unsigned lanes, int is);
 __device__ int __any_sync(unsigned lanes, int is);
 __device__ int __all_sync(unsigned lanes, int is);
 __device__ unsigned __reduce_max_sync(unsigned lanes, unsigned value);
+__device__ unsigned __reduce_min_sync(unsigned lanes, unsigned value);
 
 // Memory.
 __device__ unsigned atomicAdd(unsigned *at, unsigned value);
 __device__ float atomicAdd(float *at, float value);
 __device__ unsigned atomicMin(unsigned *at, unsigned value);
+__device__ unsigned atomicOr(unsigned *at, unsigned value);
 __device__ unsigned long __cvta_generic_to_shared(const void *at);
 
 #pragma clang force_cuda_host_device end

@@ -1,28 +1,24 @@
 //! The kernels: the files that they are compiled from, and the loaded kernels by name.
 
+mod files;
+
 use weft_core::config::Config;
 use weft_core::weights::Forms;
 
 use crate::compile::Program;
 use crate::driver::Kernel;
 use crate::error::CudaError;
+use crate::expert_kernels::{ExpertKernels, block};
 use crate::matrices::{TileForms, Variants};
 use crate::modules::{Modules, WHOLE_PLANS};
 use crate::sampling::Chosen;
-use crate::shape::{Chip, Cut, Shape, TILED_SHARED};
-use crate::{constants, layouts};
+use crate::shape::{Chip, Cut, Shape};
+use crate::{constants, experts, layouts};
 
-/// Files and their texts, by the name used in `#include`.
-macro_rules! files {
-    ($($name:literal),* $(,)?) => { [$(($name, include_str!($name))),*] };
-}
-
-/// Files of kernels, each with its stage.
-macro_rules! kernel_files {
-    ($($stage:ident: $name:literal),* $(,)?) => {
-        [$((Stage::$stage, ($name, include_str!($name)))),*]
-    };
-}
+use self::files::{
+    ATTEND_BLOCK, ATTEND_TILED, CHECKS_LAYOUTS, DENSE, DENSE_TILED, EXPERTS, EXPERTS_TILED,
+    HEADERS, KERNELS, PERSISTENT, TILED,
+};
 
 /// When the kernels of a module are needed. Modules are compiled in this order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -60,99 +56,10 @@ impl ModuleSource {
 /// The end of the names of persistent kernels that draw tokens.
 pub(crate) const DRAWN: &str = "_drawn";
 
-/// Files with kernels. Each is a module, so that compilers run side by side.
-const KERNELS: &[(Stage, (&str, &str))] = &kernel_files![
-    Decode: "kernels/choose.cu",
-    Decode: "ops/attend.cu",
-    Decode: "ops/norm_qkv.cu",
-    Decode: "ops/norm_gate_up.cu",
-    Decode: "ops/proj_add.cu",
-    Decode: "ops/down_add.cu",
-    Decode: "ops/norm_head.cu",
-    Decode: "ops/embed.cu",
-    Prompt: "ops/rope_store.cu",
-    Prompt: "ops/norm_rows.cu",
-    Prompt: "ops/attend_fold.cu",
-    Rare: "kernels/rows.cu",
-    Measurement: "kernels/bandwidth.cu",
-];
-
-/// Files with kernels that multiply by warpgroups.
-const TILED: &[(Stage, (&str, &str))] = &kernel_files![
-    Prompt: "ops/norm_gate_up_tiled.cu",
-    Prompt: "ops/down_add_tiled.cu",
-    Prompt: "ops/proj_add_tiled.cu",
-    Prompt: "ops/norm_qkv_tiled.cu",
-    Prompt: "ops/sum_runs.cu",
-];
-
-/// Files with the kernels that attend for prompts: by warps, or by warpgroups.
-const ATTEND_BLOCK: &[(Stage, (&str, &str))] = &kernel_files![Prompt: "ops/attend_block.cu"];
-const ATTEND_TILED: &[(Stage, (&str, &str))] = &kernel_files![
-    Prompt: "ops/attend_tiled.cu",
-    Prompt: "ops/attend_units.cu",
-    Prompt: "ops/lay_pages.cu",
-];
-
-/// The file with the kernels that run a whole plan. Each of them is a module.
-const PERSISTENT: (&str, &str) = ("persistent/decode.cu", include_str!("persistent/decode.cu"));
-
-/// The module that checks the layout of structs, which all modules have from the same files.
-const CHECKS_LAYOUTS: &str = "ops/embed.cu";
-
-/// The files that they include.
-const HEADERS: &[(&str, &str)] = &files![
-    "kernels/attention_head.cuh",
-    "kernels/base.cuh",
-    "kernels/coded.cuh",
-    "kernels/coded_block.cuh",
-    "kernels/coded_tiled.cuh",
-    "kernels/mask.cuh",
-    "kernels/matmul.cuh",
-    "kernels/matmul_tiled.cuh",
-    "kernels/matvec.cuh",
-    "kernels/norm.cuh",
-    "kernels/ptx.cuh",
-    "kernels/report.cuh",
-    "kernels/residual.cuh",
-    "kernels/residual_tiled.cuh",
-    "kernels/rows.cuh",
-    "kernels/sampling.cuh",
-    "kernels/section.cuh",
-    "kernels/sent.cuh",
-    "kernels/softmax.cuh",
-    "kernels/tiled.cuh",
-    "kernels/types.cuh",
-    "kernels/wgmma.cuh",
-    "kernels/wide.cuh",
-    "ops/attend.cuh",
-    "ops/attend_block.cuh",
-    "ops/attend_pages.cuh",
-    "ops/attend_ring.cuh",
-    "ops/attend_tiled.cuh",
-    "ops/norm_gate_up.cuh",
-    "ops/norm_qkv.cuh",
-    "persistent/attend.cuh",
-    "persistent/coded_product.cuh",
-    "persistent/down_add.cuh",
-    "persistent/embed.cuh",
-    "persistent/hop.cuh",
-    "persistent/launch.cuh",
-    "persistent/next_token.cuh",
-    "persistent/norm_gate_up.cuh",
-    "persistent/norm_head.cuh",
-    "persistent/norm_input.cuh",
-    "persistent/norm_product.cuh",
-    "persistent/norm_qkv.cuh",
-    "persistent/product.cuh",
-    "persistent/proj_add.cuh",
-    "persistent/residual.cuh",
-    "persistent/ring.cuh",
-];
-
-/// The headers that are emitted (`constants.rs`, `matrices.rs`, `layouts.rs`).
+/// The headers that are emitted (`constants.rs`, `matrices.rs`, `experts.rs`, `layouts.rs`).
 const CONSTANTS: &str = "generated/constants.cuh";
 const MATRICES: &str = "generated/matrices.cuh";
+const EXPERT_MATRICES: &str = "generated/experts.cuh";
 const LAYOUTS: &str = "generated/layouts.cuh";
 
 /// All files that kernels are compiled from, for a model and a GPU.
@@ -166,11 +73,13 @@ pub fn sources(
 
 fn files_for(config: &Config, shape: &Shape) -> Vec<(String, String)> {
     let own = |(name, text): &(&str, &str)| ((*name).to_owned(), (*text).to_owned());
-    let kernels = [KERNELS, TILED, ATTEND_BLOCK, ATTEND_TILED].into_iter().flatten();
+    let kernels = [KERNELS, TILED, DENSE, DENSE_TILED, EXPERTS, EXPERTS_TILED];
+    let kernels = kernels.into_iter().chain([ATTEND_BLOCK, ATTEND_TILED]).flatten();
     let kernels = kernels.map(|(_, file)| file).chain([&PERSISTENT]);
     let mut files: Vec<(String, String)> = kernels.chain(HEADERS).map(own).collect();
     files.push((CONSTANTS.to_owned(), constants::header(config, shape)));
     files.push((MATRICES.to_owned(), shape.matrices.header()));
+    files.push((EXPERT_MATRICES.to_owned(), experts::header(config, shape)));
     files.push((LAYOUTS.to_owned(), layouts::header()));
     files
 }
@@ -185,14 +94,20 @@ pub fn modules(
 ) -> Result<Vec<ModuleSource>, CudaError> {
     let shape = Shape::new(config, forms, chip)?;
     let files = files_for(config, &shape);
-    let tiled = if shape.is_tiled() { TILED } else { &[] };
-    let attend = if shape.attends_tiled() { ATTEND_TILED } else { ATTEND_BLOCK };
+    let mut kinds = vec![KERNELS, if shape.attends_tiled() { ATTEND_TILED } else { ATTEND_BLOCK }];
+    let mut add = |is_there: bool, kernels: &'static [_], tiled: &'static [_]| {
+        kinds.extend(is_there.then_some(kernels));
+        kinds.extend((is_there && shape.is_tiled()).then_some(tiled));
+    };
+    add(true, &[], TILED);
+    add(shape.matrices.has_dense(), DENSE, DENSE_TILED);
+    add(shape.experts.is_some(), EXPERTS, EXPERTS_TILED);
     let of_file = |(stage, (name, _)): &(Stage, (&str, &str))| {
         let checks = if *name == CHECKS_LAYOUTS { include(LAYOUTS) } else { String::new() };
         let program = with_includes(include(name) + &checks, &files);
         ModuleSource { name: (*name).to_owned(), stage: *stage, program }
     };
-    let mut all: Vec<_> = KERNELS.iter().chain(attend).chain(tiled).map(of_file).collect();
+    let mut all: Vec<_> = kinds.into_iter().flatten().map(of_file).collect();
     if with_persistent {
         all.extend(whole_plans().map(|(name, list)| {
             let program = with_includes(list + &include(PERSISTENT.0), &files);
@@ -303,6 +218,7 @@ pub(crate) struct Kernels {
     pub(crate) proj_add: Vec<Product>,
     pub(crate) norm_gate_up: Vec<Product>,
     pub(crate) down_add: Vec<Product>,
+    pub(crate) experts: Option<ExpertKernels>,
     pub(crate) norm_head: Kernel,
     pub(crate) choose: Kernel,
     pub(crate) choose_wide: Kernel,
@@ -318,26 +234,14 @@ impl Kernels {
     /// The kernels of modules. They are loaded when they are first used.
     pub(crate) fn of(modules: &Modules, shape: &Shape) -> Self {
         let plain = |file: &str, name: &str| modules.of(file).kernel(name, 0);
-        let block = |name: &str, suffix: &str, forms: &TileForms| {
-            if !shape.matrices.is_tiled(forms) {
-                let module = modules.of(&format!("ops/{name}.cu"));
-                let name = format!("{name}_block{suffix}");
-                return BlockProduct::Warps(module.kernel(&name, shape.block_ring_bytes()));
-            }
-            let module = modules.of(&format!("ops/{name}_tiled.cu"));
-            let tiled =
-                |n: &usize| module.kernel(&format!("{name}_tiled_{n}{suffix}"), TILED_SHARED);
-            let kernels = forms.tiled_tokens().iter().map(tiled).collect();
-            BlockProduct::Warpgroups { kernels, summed_runs: forms.summed_runs() }
-        };
         let products = |name: &str, variants: &Variants| {
-            let module = modules.of(&format!("ops/{name}.cu"));
             let product = |(i, (forms, cut)): (usize, &(TileForms, Cut))| {
-                let suffix = Variants::suffix(i);
+                let (module, suffix) =
+                    (modules.of(&format!("ops/{name}.cu")), Variants::<Cut>::suffix(i));
                 let kernel =
                     |kind| module.kernel(&format!("{name}{kind}{suffix}"), cut.ring_bytes());
                 let (eight, sixteen) = (kernel(""), kernel("_sixteen"));
-                Product { eight, sixteen, block: block(name, &suffix, forms) }
+                Product { eight, sixteen, block: block(modules, shape, name, &suffix, forms) }
             };
             variants.all.iter().enumerate().map(product).collect()
         };
@@ -363,6 +267,7 @@ impl Kernels {
             proj_add: products("proj_add", &matrices.proj),
             norm_gate_up: products("norm_gate_up", &matrices.gate_up),
             down_add: products("down_add", &matrices.down),
+            experts: ExpertKernels::of(modules, shape),
             norm_head: modules
                 .of("ops/norm_head.cu")
                 .kernel("norm_head", matrices.head.1.ring_bytes()),
@@ -391,7 +296,8 @@ impl Kernels {
         let needed =
             needed.into_iter().filter_map(|(is_needed, kernel)| is_needed.then_some(kernel));
         let all = [embed, attend, &self.norm_head, &self.choose].into_iter().chain(needed);
-        all.chain(products.map(|product| &product.eight)).try_for_each(Kernel::ready)
+        all.chain(products.map(|product| &product.eight)).try_for_each(Kernel::ready)?;
+        self.experts.iter().try_for_each(ExpertKernels::ready_for_tokens)
     }
 }
 
@@ -424,11 +330,15 @@ mod tests {
         let mut given: Vec<String> = hopper().into_iter().map(|(name, _)| name).collect();
         given.sort_unstable();
         assert_eq!(given, on_disk());
-        // Two GPUs have all modules between them, and each file is in one.
-        let config = weft_core::shapes::config("qwen3-0.6b").unwrap();
+        // Two GPUs and two models have all modules between them, and each file is in one.
         let other = Chip { has_warpgroups: false, ..Chip::HOPPER };
-        let of = |chip| modules(&config, &Forms::default(), chip, true).unwrap();
-        let all: Vec<ModuleSource> = [Chip::HOPPER, other].into_iter().flat_map(of).collect();
+        let of = |(name, chip)| {
+            let config = weft_core::shapes::config(name).unwrap();
+            modules(&config, &Forms::default(), chip, true).unwrap()
+        };
+        let sets =
+            ["qwen3-0.6b", "qwen3-30b-a3b"].map(|name| [(name, Chip::HOPPER), (name, other)]);
+        let all: Vec<ModuleSource> = sets.into_iter().flatten().flat_map(of).collect();
         for name in on_disk() {
             let has = |module: &ModuleSource| module.program.files.iter().any(|f| f.0 == name);
             assert!(all.iter().any(has), "{name} is in no module");

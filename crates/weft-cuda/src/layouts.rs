@@ -6,7 +6,7 @@
 
 use std::fmt::Write;
 
-use crate::{ops, persistent, rows, sampling, tables};
+use crate::{expert_buffers, ops, persistent, rows, sampling, tables};
 
 /// A struct that host and kernels share.
 pub(crate) struct Layout {
@@ -42,8 +42,9 @@ macro_rules! layout {
 pub(crate) use layout;
 
 /// Kernels' headers with these structs.
-const HEADERS: [&str; 7] = [
+const HEADERS: [&str; 8] = [
     "kernels/base.cuh",
+    "kernels/routes.cuh",
     "kernels/rows.cuh",
     "kernels/sampling.cuh",
     "kernels/section.cuh",
@@ -55,7 +56,7 @@ const HEADERS: [&str; 7] = [
 fn all() -> Vec<Layout> {
     let single = [ops::attend::layout(), ops::norm_qkv::layout(), rows::layout()];
     let lists = tables::layouts().into_iter().chain(sampling::layouts());
-    lists.chain(single).chain(persistent::layouts()).collect()
+    lists.chain(single).chain(expert_buffers::layouts()).chain(persistent::layouts()).collect()
 }
 
 /// The header.

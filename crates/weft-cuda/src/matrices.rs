@@ -104,7 +104,7 @@ impl TileForms {
         if self.coded_bytes().is_some() { &TILED_TOKENS[..2] } else { &TILED_TOKENS }
     }
 
-    fn kernel_type(&self) -> String {
+    pub(crate) fn kernel_type(&self) -> String {
         let names = |forms: &[UnitForm]| {
             forms.iter().map(UnitForm::kernel_type).collect::<Vec<_>>().join(", ")
         };
@@ -116,35 +116,62 @@ impl TileForms {
     }
 }
 
-/// The variants of a matrix, and which of them each layer has.
+/// The variants of a matrix, each with its cut, and which of them each layer has.
 #[derive(Clone, Debug)]
-pub(crate) struct Variants {
-    pub(crate) all: Vec<(TileForms, Cut)>,
-    of_layers: Vec<usize>,
+pub(crate) struct Variants<C = Cut> {
+    pub(crate) all: Vec<(TileForms, C)>,
+    /// None if a layer has no such matrix.
+    of_layers: Vec<Option<usize>>,
 }
 
 impl Variants {
     fn new(of_layers: Vec<TileForms>, cut: impl Fn(&TileForms) -> Cut) -> Self {
-        let mut all: Vec<(TileForms, Cut)> = Vec::new();
-        let index = |forms: TileForms| {
-            all.iter().position(|(known, _)| *known == forms).unwrap_or_else(|| {
-                all.push((forms, cut(&forms)));
-                all.len() - 1
-            })
-        };
-        Self { of_layers: of_layers.into_iter().map(index).collect(), all }
+        Self::of_some(of_layers.into_iter().map(Some).collect(), cut)
     }
 
-    /// The variant of a layer.
+    fn of_some(of_layers: Vec<Option<TileForms>>, cut: impl Fn(&TileForms) -> Cut) -> Self {
+        let made = Self::try_new(of_layers, |forms| Ok::<_, std::convert::Infallible>(cut(forms)));
+        made.unwrap_or_else(|never| match never {})
+    }
+}
+
+impl<C> Variants<C> {
+    /// The variants of layers that have such a matrix, unless one cannot be cut.
+    pub(crate) fn try_new<E>(
+        of_layers: Vec<Option<TileForms>>,
+        cut: impl Fn(&TileForms) -> Result<C, E>,
+    ) -> Result<Self, E> {
+        let mut all: Vec<(TileForms, C)> = Vec::new();
+        let mut index = |forms: TileForms| {
+            let known = all.iter().position(|(known, _)| *known == forms);
+            known.map_or_else(
+                || {
+                    all.push((forms, cut(&forms)?));
+                    Ok(all.len() - 1)
+                },
+                Ok,
+            )
+        };
+        let of_layers = of_layers.into_iter().map(|forms| forms.map(&mut index).transpose());
+        let of_layers = of_layers.collect::<Result<_, E>>()?;
+        Ok(Self { of_layers, all })
+    }
+
+    /// Whether a layer has such a matrix.
+    pub(crate) fn has(&self, layer: usize) -> bool {
+        self.of_layers[layer].is_some()
+    }
+
+    /// The variant of a layer that has such a matrix.
     pub(crate) fn of(&self, layer: usize) -> usize {
-        self.of_layers[layer]
+        self.of_layers[layer].expect("the plan has ops for matrices that a layer has")
     }
 
     pub(crate) fn forms(&self, layer: usize) -> &TileForms {
         &self.all[self.of(layer)].0
     }
 
-    pub(crate) fn cut(&self, layer: usize) -> &Cut {
+    pub(crate) fn cut(&self, layer: usize) -> &C {
         &self.all[self.of(layer)].1
     }
 
@@ -170,21 +197,22 @@ impl Matrices {
     pub(crate) fn new(config: &Config, forms: &Forms, chip: &Chip) -> Result<Self, CudaError> {
         let form = |tensor| UnitForm::new(forms.of_tensor(tensor));
         let of_layer = |layer: usize, kind| form(Tensor::Layer(layer as u16, kind));
-        let one = |kind| -> Vec<TileForms> {
-            let forms = (0..config.layers).map(|layer| TileForms::One(of_layer(layer, kind)));
-            forms.collect()
+        let one = |layer: usize, kind| TileForms::One(of_layer(layer, kind));
+        let layers = 0..config.layers;
+        let if_dense = |layer: usize, forms: TileForms| {
+            config.experts_of(layer as u16).is_none().then_some(forms)
         };
         let qkv = (0..config.layers).map(|layer| {
             let forms =
                 [LayerTensor::Q, LayerTensor::K, LayerTensor::V].map(|t| of_layer(layer, t));
             qkv_forms(config, forms)
         });
-        let gate_up = (0..config.layers).map(|layer| {
-            match [LayerTensor::Gate, LayerTensor::Up].map(|kind| of_layer(layer, kind)) {
-                [gate, up] if gate == up => TileForms::One(gate),
-                forms => TileForms::InTurn(forms),
-            }
+        let gate_up = layers.clone().map(|layer| {
+            let forms = [LayerTensor::Gate, LayerTensor::Up].map(|kind| of_layer(layer, kind));
+            if_dense(layer, gate_up_forms(forms))
         });
+        let proj = layers.clone().map(|layer| one(layer, LayerTensor::O));
+        let down = layers.map(|layer| if_dense(layer, one(layer, LayerTensor::Down)));
         let (hidden, qkv_rows) = (config.hidden, config.q_width() + 2 * config.kv_width());
         let pairs = 2 * config.intermediate.div_ceil(TILE_ROWS);
         let vocab = config.vocab.div_ceil(TILE_ROWS);
@@ -194,13 +222,13 @@ impl Matrices {
             qkv: Variants::new(qkv.collect::<Result<_, _>>()?, |forms| {
                 Cut::held(qkv_rows, hidden, forms, chip)
             }),
-            proj: Variants::new(one(LayerTensor::O), |forms| {
+            proj: Variants::new(proj.collect(), |forms| {
                 Cut::streamed(hidden, config.q_width(), forms, chip)
             }),
-            gate_up: Variants::new(gate_up.collect(), |forms| {
+            gate_up: Variants::of_some(gate_up.collect(), |forms| {
                 Cut::held_in_tiles(pairs, hidden, forms, chip, 2)
             }),
-            down: Variants::new(one(LayerTensor::Down), |forms| {
+            down: Variants::of_some(down.collect(), |forms| {
                 Cut::streamed(hidden, config.intermediate, forms, chip)
             }),
             embed,
@@ -242,13 +270,16 @@ impl Matrices {
         self.has_warpgroups && forms.suits_warpgroups()
     }
 
-    /// Bytes of the sums of so many tokens' input over runs, for the matrix that has most.
+    /// Bytes of the sums of a row of a product's input over runs.
+    pub(crate) fn row_sums_bytes<C>(&self, variants: &Variants<C>, columns: usize) -> usize {
+        let forms = variants.all.iter().map(|(forms, _)| forms);
+        let runs = forms.filter(|forms| self.is_tiled(forms)).map(TileForms::summed_runs).max();
+        padded(columns) / UNIT_COLUMNS * runs.unwrap_or(0) * size_of::<f32>()
+    }
+
+    /// The same of so many tokens, for the matrix that has most.
     pub(crate) fn run_sums_bytes(&self, config: &Config, tokens: usize) -> usize {
-        let of = |variants: &Variants, columns: usize| {
-            let forms = variants.all.iter().map(|(forms, _)| forms);
-            let runs = forms.filter(|forms| self.is_tiled(forms)).map(TileForms::summed_runs).max();
-            padded(columns) / UNIT_COLUMNS * runs.unwrap_or(0) * size_of::<f32>()
-        };
+        let of = |variants: &Variants, columns| self.row_sums_bytes(variants, columns);
         let Config { hidden, intermediate, .. } = *config;
         let after_norms = of(&self.qkv, hidden).max(of(&self.gate_up, hidden));
         let others = of(&self.proj, config.q_width()).max(of(&self.down, intermediate));
@@ -263,16 +294,24 @@ impl Matrices {
         [norm(&self.qkv), norm(&self.gate_up), others[0], others[1]].map(|i| i as u16)
     }
 
+    /// Whether some layer has a dense MLP.
+    pub(crate) fn has_dense(&self) -> bool {
+        !self.down.all.is_empty()
+    }
+
     /// Bytes of all of them.
     pub(crate) fn bytes(&self, config: &Config) -> usize {
         let Config { hidden, intermediate, vocab, .. } = *config;
         let (q, kv) = (config.q_width(), config.kv_width());
         let gate_up = 2 * intermediate.next_multiple_of(TILE_ROWS);
+        let dense = |layer: usize| {
+            self.gate_up.forms(layer).bytes(gate_up, hidden)
+                + self.down.forms(layer).bytes(hidden, intermediate)
+        };
         let layer = |layer: usize| {
             self.qkv.forms(layer).bytes(q + 2 * kv, hidden)
                 + self.proj.forms(layer).bytes(hidden, q)
-                + self.gate_up.forms(layer).bytes(gate_up, hidden)
-                + self.down.forms(layer).bytes(hidden, intermediate)
+                + if self.down.has(layer) { dense(layer) } else { 0 }
         };
         let head = if config.tied_head { 0 } else { self.head.0.bytes(vocab, hidden) };
         (0..config.layers).map(layer).sum::<usize>() + self.embed.bytes(vocab, hidden) + head
@@ -280,10 +319,10 @@ impl Matrices {
 
     /// Lists of the variants that single warps multiply with blocks of tokens, and of those that
     /// warpgroups do: X(suffix, type, tokens) for each kernel.
-    fn block_kernels(&self, name: &str, of: &str, variants: &Variants) -> String {
+    pub(crate) fn block_kernels<C>(&self, name: &str, of: &str, variants: &Variants<C>) -> String {
         let (mut by_warps, mut by_groups) = (String::new(), String::new());
         for (i, (forms, _)) in variants.all.iter().enumerate() {
-            let suffix = Variants::suffix(i);
+            let suffix = Variants::<C>::suffix(i);
             if self.is_tiled(forms) {
                 for tokens in forms.tiled_tokens() {
                     by_groups += &format!(" X({suffix}, {of}{suffix}, {tokens})");
@@ -320,7 +359,7 @@ impl Matrices {
         let mut list = |name: &str, of: &str, all: &[(TileForms, Vec<(&str, usize)>)]| {
             let mut cases = String::new();
             for (i, (forms, numbers)) in all.iter().enumerate() {
-                let suffix = Variants::suffix(i);
+                let suffix = Variants::<Cut>::suffix(i);
                 let own = format!("{of}{suffix}");
                 let is_last = usize::from(i + 1 == all.len());
                 let ids = [("ID", i), ("IS_LAST", is_last)];
@@ -342,6 +381,14 @@ impl Matrices {
         line(format!("constexpr u32 HEAD_FORMS = {};", self.norm_forms_of(&self.head.0)));
         line(format!("using EmbeddingMatrix = {};", self.embed.kernel_type()));
         to
+    }
+}
+
+/// The forms of gate and up, whose tiles take turns.
+pub(crate) fn gate_up_forms(forms: [UnitForm; 2]) -> TileForms {
+    match forms {
+        [gate, up] if gate == up => TileForms::One(gate),
+        forms => TileForms::InTurn(forms),
     }
 }
 

@@ -6,11 +6,11 @@ use weft_core::kv::PAGE_ROWS;
 use weft_core::weights::Forms;
 
 use crate::buffers::{READ_BEYOND, laid_pages, sent_row};
-use crate::matrices::Matrices;
+use crate::expert_buffers;
 use crate::persistent;
 use crate::rows;
 use crate::sampling::Sampling;
-use crate::shape::{Chip, SQUARE, padded};
+use crate::shape::{Chip, SQUARE, Shape, padded};
 use crate::tables::{FEW, Family, GroupCounts, SEVERAL, Tables, max_cells, max_partials};
 
 /// What the driver takes in addition: kernels, graphs, and gaps between allocations.
@@ -33,8 +33,10 @@ pub fn page_bytes(config: &Config) -> u64 {
 
 fn weights(config: &Config, forms: &Forms) -> u64 {
     // How matrices are cut depends on the GPU, but not what they take.
-    let matrices = Matrices::new(config, forms, &Chip::HOPPER);
-    let matrices = matrices.map_or(0, |matrices| matrices.bytes(config));
+    let matrices = Shape::new(config, forms, Chip::HOPPER).map_or(0, |shape| {
+        let experts = shape.experts.as_ref().map_or(0, |experts| experts.matrix_bytes(config));
+        shape.matrices.bytes(config) + experts
+    });
     let (hidden, q, kv) = (config.hidden, config.q_width(), config.kv_width());
     // Two norms of the stream, two of heads, a bias; then the last norm.
     let vectors = 2 * padded(hidden) + 2 * padded(config.head_dim) + q + 2 * kv;
@@ -43,14 +45,18 @@ fn weights(config: &Config, forms: &Forms) -> u64 {
 
 /// Sums of products' input, where warpgroups multiply.
 fn run_sums(config: &Config, forms: &Forms, limits: &Limits) -> u64 {
-    let matrices = Matrices::new(config, forms, &Chip::HOPPER);
-    matrices.map_or(0, |matrices| matrices.run_sums_bytes(config, limits.step_tokens)) as u64
+    let tokens = limits.step_tokens;
+    let bytes = Shape::new(config, forms, Chip::HOPPER).map_or(0, |shape| {
+        let experts = expert_buffers::run_sums_bytes(&shape, config, tokens);
+        shape.matrices.run_sums_bytes(config, tokens).max(experts)
+    });
+    bytes as u64
 }
 
 fn scratch(config: &Config, limits: &Limits) -> u64 {
     let (q, kv) = (config.q_width(), config.kv_width());
     let dim = config.head_dim.next_multiple_of(32);
-    let row = 2 * padded(config.hidden) + q + 2 * kv + padded(q) + padded(config.intermediate);
+    let row = 2 * padded(config.hidden) + q + 2 * kv + padded(q) + padded(config.dense_width());
     // Where warpgroups multiply, three buffers have rows of several tokens and whole squares.
     let tokens = limits.step_tokens.max(FEW).next_multiple_of(SQUARE) + SEVERAL;
     let activations = tokens * row * 2 + 7 * READ_BEYOND;
@@ -62,8 +68,9 @@ fn scratch(config: &Config, limits: &Limits) -> u64 {
     let counts = GroupCounts::BYTES;
     let parts = partials + cells;
     let laid = laid_pages(config, limits);
-    let own =
-        counts + activations + logits + parts + rotations + lists.iter().sum::<usize>() + laid;
+    let experts = expert_buffers::bytes(config, limits);
+    let lists = lists.iter().sum::<usize>();
+    let own = counts + activations + logits + parts + rotations + lists + laid + experts;
     let whole_plan = persistent::bytes(config, limits);
     (own + whole_plan + Sampling::bytes(config) + rows::bytes(config)) as u64
 }

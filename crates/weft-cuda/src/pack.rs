@@ -49,6 +49,28 @@ impl Packed {
         }
     }
 
+    /// Copies the rows of a tensor that has `n_rows` for each of several matrices, one after the
+    /// other.
+    pub(crate) fn read_all(
+        all: &mut [Self],
+        from: &dyn Weights,
+        tensor: Tensor,
+        n_rows: usize,
+        row: impl Fn(usize) -> usize,
+    ) -> Result<(), WeightsError> {
+        let place = |i: usize| (i / n_rows, row(i % n_rows));
+        match from.form(tensor) {
+            Form::Plain => from.read(tensor, &mut |i, values| {
+                let (matrix, row) = place(i);
+                all[matrix].set_row(row, values);
+            }),
+            Form::Coded(coded) => from.read_coded(tensor, &mut |i, codes| {
+                let (matrix, row) = place(i);
+                all[matrix].set_coded_row(row, codes, coded.group);
+            }),
+        }
+    }
+
     /// Copies some plain rows of a tensor, the first to row 0.
     pub(crate) fn read_plain(
         &mut self,

@@ -8,6 +8,7 @@ use weft_core::kv::PAGE_ROWS;
 use weft_core::weights::Forms;
 
 use crate::error::CudaError;
+use crate::experts::ExpertShape;
 use crate::matrices::{Matrices, TileForms};
 use crate::pack::{LONGEST_STRIP, SHORT_STRIP, STRIP_BYTES, strip_units};
 use crate::tables::{SECTION_PAGES, SEVERAL, TILE_QUERIES};
@@ -26,7 +27,7 @@ pub(crate) const WARPS: usize = 8;
 /// block is alone because it holds more units of its input in registers than `TWO_BLOCKS_UNITS` or
 /// the GPU has little shared memory.
 const PAIR_RING_BYTES: usize = 96 << 10;
-const LONE_RING_BYTES: usize = 192 << 10;
+pub(crate) const LONE_RING_BYTES: usize = 192 << 10;
 const TWO_BLOCKS_UNITS: usize = 4;
 /// Shared memory of the kernels that multiply by warpgroups, and their threads: two groups that
 /// compute, and one that copies.
@@ -46,14 +47,14 @@ const CUT_PAGE: usize = 2560;
 const LEAST_PAIR_RING: usize = 64 << 10;
 /// Shared memory that a block takes besides its ring, and that the system reserves per block.
 const BESIDE_RING: usize = 17 << 10;
-const OF_THE_SYSTEM: usize = 1 << 10;
+pub(crate) const OF_THE_SYSTEM: usize = 1 << 10;
 /// Shared memory that `attend` takes besides pages, and a stage of `matmul.cuh`.
 const BESIDE_PAGES: usize = 28 << 10;
 pub(crate) const BLOCK_STAGE: usize = 2 * BLOCK_ROWS * 64 * 2;
 /// Bytes in flight at once: if a block's weights fit its ring, because earlier kernels have their
 /// own loads; and if they do not, because the memory must be kept busy for long.
 const SHORT_FLIGHT: usize = 32 << 10;
-const LONG_FLIGHT: usize = 64 << 10;
+pub(crate) const LONG_FLIGHT: usize = 64 << 10;
 /// The most tiles that share the reading of their input: a warp holds the sums of all.
 const MAX_TILES: usize = 5;
 /// The most tiles that are computed side by side.
@@ -230,14 +231,14 @@ impl Cut {
 }
 
 /// A stage of the ring: a strip of a tile.
-struct Stage {
-    bytes: usize,
+pub(crate) struct Stage {
+    pub(crate) bytes: usize,
     /// Strips of a tile.
     strips: usize,
 }
 
 impl Stage {
-    fn new(columns: usize, forms: &TileForms, chip: &Chip) -> Self {
+    pub(crate) fn new(columns: usize, forms: &TileForms, chip: &Chip) -> Self {
         let eighth = padded(columns) / COLUMN_STEP;
         let units = strip_units(eighth, chip.longest_strip(), forms.coded_bytes());
         Self { bytes: WARPS * units * forms.unit_bytes(), strips: eighth.div_ceil(units) }
@@ -248,6 +249,7 @@ impl Stage {
 #[derive(Clone, Debug)]
 pub(crate) struct Shape {
     pub(crate) matrices: Matrices,
+    pub(crate) experts: Option<ExpertShape>,
     /// Head width, padded to whole units.
     pub(crate) dim: usize,
     pub(crate) chip: Chip,
@@ -274,7 +276,8 @@ impl Shape {
                 chip.shared_bytes >> 10
             )));
         }
-        Ok(Self { matrices: Matrices::new(config, forms, &chip)?, dim, chip })
+        let experts = ExpertShape::new(config, forms, &chip)?;
+        Ok(Self { matrices: Matrices::new(config, forms, &chip)?, experts, dim, chip })
     }
 
     /// The order in which products are added up, as far as it depends on the GPU: rows of two
@@ -458,8 +461,9 @@ mod tests {
     fn rings_fit_and_hold_what_is_used_together() {
         for (name, chip) in shapes::NAMES.iter().flat_map(|name| OTHERS.map(|chip| (name, chip))) {
             let shape = shape(name, chip);
-            let Cuts { qkv, proj, gate_up, down, head } = cuts_of(&shape);
-            for cut in [qkv, proj, gate_up, down, head] {
+            let Matrices { qkv, proj, gate_up, down, head, .. } = &shape.matrices;
+            let layers = [qkv, proj, gate_up, down].into_iter().flat_map(|of| &of.all);
+            for (_, cut) in layers.chain([head]) {
                 let bytes = cut.ring_bytes() + BESIDE_RING;
                 assert!(bytes <= chip.shared_bytes, "{name}, {chip:?}: {cut:?}");
                 assert!(cut.blocks <= chip.n_sms, "{name}, {chip:?}: {cut:?}");

@@ -4,11 +4,12 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, AtomicUsize, Ordering};
 
-use weft_core::config::Config;
+use weft_core::config::{Config, Experts};
 use weft_core::weights::{Forms, LayerTensor, Tensor, Weights};
 
 use crate::driver::{Gpu, Memory};
 use crate::error::CudaError;
+use crate::experts::ExpertShape;
 use crate::matrices::{TileForms, Variants};
 use crate::pack::{Packed, gate_row, read_vector};
 use crate::shape::{BLOCK_ROWS, Chip, Shape, TILE_ROWS};
@@ -32,7 +33,9 @@ pub(crate) struct LayerWeights {
     pub(crate) k_norm: Memory,
     pub(crate) o: Memory,
     pub(crate) mlp_norm: Memory,
-    /// Tiles of gate and up, alternating.
+    /// Only of sparse layers.
+    pub(crate) router: Memory,
+    /// Tiles of gate and up, alternating; of sparse layers, those of each expert.
     pub(crate) gate_up: Memory,
     pub(crate) down: Memory,
 }
@@ -79,6 +82,9 @@ fn n_threads() -> usize {
     std::thread::available_parallelism().map_or(1, |n| n.get().min(12))
 }
 
+/// The most bytes of main memory that experts take while they are packed; one layer may take more.
+const PACKED_BYTES: usize = 6 << 30;
+
 struct Reader<'a> {
     gpu: &'a Arc<Gpu>,
     config: &'a Config,
@@ -87,6 +93,16 @@ struct Reader<'a> {
 }
 
 impl Reader<'_> {
+    /// Threads that pack layers: fewer if a layer's experts take much memory.
+    fn n_threads(&self) -> usize {
+        let of = |own: &ExpertShape| {
+            let cuts = own.gate_up.all.iter().map(|(_, cut)| cut.expert_bytes * own.experts.count);
+            cuts.max().unwrap_or(0)
+        };
+        let bytes = self.shape.experts.as_ref().map_or(0, of);
+        n_threads().min(PACKED_BYTES / bytes.max(1)).max(1)
+    }
+
     /// Packs all layers, each on the first free thread.
     fn layers(&self) -> Result<Vec<LayerWeights>, CudaError> {
         let n = u16::try_from(self.config.layers).expect("Config bounds the number of layers");
@@ -98,7 +114,7 @@ impl Reader<'_> {
         };
         let mut layers = Vec::new();
         std::thread::scope(|scope| {
-            let threads: Vec<_> = (0..n_threads()).map(|_| scope.spawn(work)).collect();
+            let threads: Vec<_> = (0..self.n_threads()).map(|_| scope.spawn(work)).collect();
             for thread in threads {
                 layers.extend(thread.join().expect("reading weights panicked")?);
             }
@@ -162,6 +178,14 @@ impl Reader<'_> {
             true => vector(kind),
             false => Memory::new(self.gpu, "weights", 0),
         };
+        let (router, gate_up, down) = match self.config.experts_of(layer) {
+            Some(experts) => self.experts(layer, experts)?,
+            None => (
+                Memory::new(self.gpu, "weights", 0)?,
+                self.upload(&self.packer().gate_up(layer)?)?,
+                matrix(T::Down, &matrices.down)?,
+            ),
+        };
         Ok(LayerWeights {
             attention_norm: vector(T::AttentionNorm)?,
             qkv: self.upload(&self.packer().qkv(layer)?)?,
@@ -170,9 +194,45 @@ impl Reader<'_> {
             k_norm: vector_if(self.config.qk_norm, T::KNorm)?,
             o: matrix(T::O, &matrices.proj)?,
             mlp_norm: vector(T::MlpNorm)?,
-            gate_up: self.upload(&self.packer().gate_up(layer)?)?,
-            down: matrix(T::Down, &matrices.down)?,
+            router,
+            gate_up,
+            down,
         })
+    }
+
+    /// The router of a sparse layer, and the matrices of its experts, one after the other.
+    fn experts(
+        &self,
+        layer: u16,
+        experts: &Experts,
+    ) -> Result<(Memory, Memory, Memory), CudaError> {
+        use LayerTensor as T;
+        let own = self.shape.experts.as_ref().expect("the model has experts");
+        let (hidden, width) = (self.config.hidden, experts.intermediate);
+        let tensor = |kind| Tensor::Layer(layer, kind);
+        let at = usize::from(layer);
+        let packer = self.packer();
+        let (rows, forms) = (2 * width.next_multiple_of(TILE_ROWS), own.gate_up.forms(at));
+        let zeroed = |_| packer.zeroed(forms, rows, hidden);
+        let mut all: Vec<Packed> = (0..experts.count).map(zeroed).collect();
+        Packed::read_all(&mut all, self.from, tensor(T::ExpertGate), width, gate_row)?;
+        let up_row = |row| gate_row(row) + TILE_ROWS;
+        Packed::read_all(&mut all, self.from, tensor(T::ExpertUp), width, up_row)?;
+        let gate_up = self.upload_all(&all)?;
+        let forms = own.down.forms(at);
+        let zeroed = |_| packer.zeroed(forms, hidden, width);
+        let mut all: Vec<Packed> = (0..experts.count).map(zeroed).collect();
+        Packed::read_all(&mut all, self.from, tensor(T::ExpertDown), hidden, |row| row)?;
+        Ok((self.matrix(tensor(T::Router), &PLAIN)?, gate_up, self.upload_all(&all)?))
+    }
+
+    /// Copies matrices of one size to the GPU, one after the other.
+    fn upload_all(&self, all: &[Packed]) -> Result<Memory, CudaError> {
+        let each = all.first().map_or(0, |packed| packed.bytes.len());
+        let memory = Memory::new(self.gpu, "weights", each * all.len())?;
+        let mut uploads = all.iter().enumerate();
+        uploads.try_for_each(|(i, packed)| memory.write(i * each, &packed.bytes))?;
+        Ok(memory)
     }
 
     fn bias(&self, layer: u16) -> Result<Memory, CudaError> {

@@ -164,6 +164,7 @@ fn written(device: &CudaDevice, op: Op, config: &Config, works: &[Work]) -> Vec<
             .collect(),
         Op::Embed | Op::ProjAdd { .. } | Op::DownAdd { .. } => vec![rows(Buffer::X)],
         Op::NormGateUp { .. } => vec![rows(Buffer::H)],
+        Op::NormRoute { .. } | Op::ExpertGateUp { .. } | Op::ExpertDownAdd { .. } => vec![],
         Op::NormHead => (0..works.len()).map(|output| device.logits(output).to_vec()).collect(),
     };
     values.into_iter().map(|row| row.into_iter().map(f32::to_bits).collect()).collect()

@@ -10,7 +10,11 @@ use weft_core::weights::Safetensors;
 
 use super::{Work, in_tree, log_softmax, run, span};
 
+/// The models that every device runs.
 pub const MODELS: [&str; 4] = ["qwen3", "qwen3_yarn", "qwen2", "llama3"];
+
+/// The mixtures of experts.
+pub const SPARSE_MODELS: [&str; 2] = ["qwen3_moe", "qwen3_moe_ties"];
 
 /// Embeddings and relevance of the first tokens of a prompt.
 pub struct Retrieval {

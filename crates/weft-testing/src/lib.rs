@@ -51,7 +51,8 @@ pub fn config_with(model_type: &str, key: &str) -> Config {
         r#"{{"model_type": "{model_type}", "hidden_size": 30, "num_hidden_layers": 2,
             "num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 10,
             "intermediate_size": 37, "vocab_size": 101, "max_position_embeddings": 512,
-            "rope_theta": 10000.0, "tie_word_embeddings": true, {key}}}"#
+            "num_experts": 7, "num_experts_per_tok": 3, "moe_intermediate_size": 21,
+            "norm_topk_prob": true, "rope_theta": 10000.0, "tie_word_embeddings": true, {key}}}"#
     );
     Config::from_json(json.as_bytes()).unwrap()
 }

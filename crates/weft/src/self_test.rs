@@ -141,12 +141,12 @@ fn compare_ops(
     let prompt = Prompt::new();
     prompt.step(range.clone(), |step| {
         for op in plan(config) {
-            for buffer in Buffer::ALL {
+            for buffer in Buffer::of(config) {
                 device.write(buffer, &reference.read(buffer));
             }
             device.run(&[op], step).map_err(|error| error.to_string())?;
             reference.run(&[op], step).map_err(|error| error.to_string())?;
-            for buffer in Buffer::ALL {
+            for buffer in Buffer::of(config) {
                 let n = buffer.width(config) * step.n_tokens();
                 let (ours, theirs) = (device.read(buffer), reference.read(buffer));
                 if !are_near(&ours[..n], &theirs[..n], OP_TOLERANCE) {

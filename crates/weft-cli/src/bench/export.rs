@@ -65,11 +65,12 @@ fn write<E: FnOnce(std::io::Error) -> CliError>(
 
 fn header(subject: &Subject) -> Value {
     let mut end = 0;
-    let entries = tensors(&subject.config).into_iter().map(|tensor| {
+    // The experts of a tensor follow one another.
+    let parts = tensors(&subject.config).into_iter().flat_map(|tensor| tensor.in_files());
+    let entries = parts.map(|(name, shape)| {
         let start = end;
-        end += tensor.elements() * Dtype::Bf16.bytes();
-        let entry = json!({"dtype": "BF16", "shape": tensor.shape, "data_offsets": [start, end]});
-        (tensor.tensor.name(), entry)
+        end += shape.iter().product::<usize>() * Dtype::Bf16.bytes();
+        (name, json!({"dtype": "BF16", "shape": shape, "data_offsets": [start, end]}))
     });
     Value::Object(entries.collect::<Map<_, _>>())
 }

@@ -4,6 +4,7 @@
 //! Every size of memory comes from here, so every field is bounded before anything is allocated.
 //! This module knows file formats and families, but neither tensors nor devices.
 
+mod experts;
 mod packing;
 mod parse;
 mod rope;
@@ -16,6 +17,7 @@ use thiserror::Error;
 
 use crate::dtype::Dtype;
 
+pub use experts::Experts;
 pub use packing::{CompressedLayout, GptqSettings, ModuleGroup, Packing, Shared};
 pub use rope::{RopeConfig, RopeScaling};
 
@@ -24,6 +26,8 @@ pub use rope::{RopeConfig, RopeScaling};
 pub enum Family {
     /// Qwen3: per-head norm of q and k.
     Qwen3,
+    /// Qwen3 with mixtures of experts.
+    Qwen3Moe,
     /// Qwen2 and Qwen2.5: bias on q, k and v.
     Qwen2,
     /// Llama 3.x.
@@ -34,6 +38,7 @@ impl fmt::Display for Family {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Qwen3 => "Qwen3",
+            Self::Qwen3Moe => "Qwen3 MoE",
             Self::Qwen2 => "Qwen2",
             Self::Llama => "Llama",
         })
@@ -55,8 +60,10 @@ pub struct Config {
     pub kv_heads: usize,
     /// Width of one head; even.
     pub head_dim: usize,
-    /// Width of the gated MLP.
+    /// Width of the gated MLP of a dense layer.
     pub intermediate: usize,
+    /// The experts of sparse layers, if the model has any.
+    pub experts: Option<Experts>,
     /// Rows of the embedding and of the head.
     pub vocab: usize,
     /// Epsilon of every RMSNorm.

@@ -10,6 +10,7 @@ use std::path::Path;
 
 use serde::Deserialize;
 
+use super::experts::{self, RawExperts};
 use super::packing;
 use super::rope::{self, RawRope};
 use super::{Config, ConfigError, Family, Packing};
@@ -27,8 +28,8 @@ const PACKING_FILES: [(&str, ParsePacking); 3] = [
 ];
 
 const FILE_LIMIT: u64 = 1 << 20;
-const LIMIT_WIDTH: usize = 1 << 17;
-const LIMIT_LAYERS: usize = 1024;
+pub(super) const LIMIT_WIDTH: usize = 1 << 17;
+pub(super) const LIMIT_LAYERS: usize = 1024;
 const LIMIT_HEADS: usize = 1024;
 const LIMIT_HEAD_DIM: usize = 512;
 const LIMIT_VOCAB: usize = 1 << 22;
@@ -60,6 +61,8 @@ struct Raw {
     eos_token_id: Option<OneOrMany>,
     #[serde(flatten)]
     rope: RawRope,
+    #[serde(flatten)]
+    experts: RawExperts,
 }
 
 #[derive(Deserialize)]
@@ -126,12 +129,13 @@ pub(super) fn from_json(json: &[u8]) -> Result<Config, ConfigError> {
         kv_heads,
         head_dim,
         intermediate: within("intermediate_size", intermediate, LIMIT_WIDTH)?,
+        experts: experts::parse(&raw.experts, family)?,
         vocab: within("vocab_size", need("vocab_size", raw.vocab_size)?, LIMIT_VOCAB)?,
         norm_eps: norm_eps(&raw, family)?,
         max_positions: trained.max(rope.stretched_positions()).min(LIMIT_POSITIONS),
         rope,
         qkv_bias: family == Family::Qwen2,
-        qk_norm: family == Family::Qwen3,
+        qk_norm: matches!(family, Family::Qwen3 | Family::Qwen3Moe),
         tied_head: raw.tie_word_embeddings.unwrap_or(false),
         dtype: dtype(&raw)?,
         eos_ids: match raw.eos_token_id {
@@ -150,16 +154,17 @@ pub(super) fn from_json(json: &[u8]) -> Result<Config, ConfigError> {
 fn family(model_type: &str) -> Result<Family, ConfigError> {
     let reason = match model_type {
         "qwen3" => return Ok(Family::Qwen3),
+        "qwen3_moe" => return Ok(Family::Qwen3Moe),
         "qwen2" => return Ok(Family::Qwen2),
         "llama" => return Ok(Family::Llama),
         "qwen3_next" | "qwen3_5" | "qwen3_5_text" | "qwen3_5_moe" => {
             "its recurrent layers keep a state that no chunk of context can be cut from; \
-             weft runs qwen3, qwen2 and llama"
+             weft runs qwen3, qwen3_moe, qwen2 and llama"
         }
-        "qwen3_moe" | "qwen2_moe" | "mixtral" => {
-            "weft has no mixtures of experts yet; it supports qwen3, qwen2 and llama"
+        "qwen2_moe" | "mixtral" => {
+            "of the mixtures of experts, weft runs qwen3_moe; it also runs qwen3, qwen2 and llama"
         }
-        _ => "weft supports qwen3, qwen2 (Qwen2.5 too) and llama",
+        _ => "weft supports qwen3, qwen3_moe, qwen2 (Qwen2.5 too) and llama",
     };
     Err(ConfigError::Unsupported { model_type: model_type.to_owned(), reason })
 }
@@ -229,7 +234,11 @@ fn dtype(raw: &Raw) -> Result<Dtype, ConfigError> {
     }
 }
 
-fn within(field: &'static str, found: usize, limit: usize) -> Result<usize, ConfigError> {
+pub(super) fn within(
+    field: &'static str,
+    found: usize,
+    limit: usize,
+) -> Result<usize, ConfigError> {
     if found == 0 || found > limit {
         return Err(value(field, found, format!("1 to {limit}")));
     }

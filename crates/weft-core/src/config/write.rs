@@ -6,12 +6,21 @@ use super::{Config, ConfigError, Family, RopeConfig, RopeScaling};
 use crate::dtype::Dtype;
 
 impl Family {
-    /// The `model_type` of the family, which is also its architecture in GGUF files.
+    /// The `model_type` of the family.
     pub(crate) fn model_type(self) -> &'static str {
         match self {
             Self::Qwen3 => "qwen3",
+            Self::Qwen3Moe => "qwen3_moe",
             Self::Qwen2 => "qwen2",
             Self::Llama => "llama",
+        }
+    }
+
+    /// The family's architecture in GGUF files.
+    pub(crate) fn architecture(self) -> &'static str {
+        match self {
+            Self::Qwen3Moe => "qwen3moe",
+            other => other.model_type(),
         }
     }
 
@@ -19,6 +28,7 @@ impl Family {
     fn class(self) -> &'static str {
         match self {
             Self::Qwen3 => "Qwen3ForCausalLM",
+            Self::Qwen3Moe => "Qwen3MoeForCausalLM",
             Self::Qwen2 => "Qwen2ForCausalLM",
             Self::Llama => "LlamaForCausalLM",
         }
@@ -58,10 +68,11 @@ impl Config {
             "rope_theta": self.rope.theta,
             "rope_scaling": scaling(&self.rope)?,
         });
-        match json {
-            Value::Object(keys) => Ok(keys),
-            _ => unreachable!("an object"),
+        let Value::Object(mut keys) = json else { unreachable!("an object") };
+        if let Some(experts) = &self.experts {
+            keys.extend(experts.to_json());
         }
+        Ok(keys)
     }
 }
 

@@ -45,21 +45,33 @@ pub enum Buffer {
     V,
     /// Attention output, \[tokens, q_width\].
     A,
-    /// Activations of the MLP, \[tokens, intermediate\].
+    /// Activations of a dense MLP, \[tokens, intermediate\].
     H,
+    /// The experts of each token, ascending, then the weight of each; \[tokens, 2 · chosen\]. Never
+    /// rounded.
+    Routes,
+    /// Activations of the chosen experts, in the order of the routes, \[tokens, chosen · expert
+    /// intermediate\].
+    ExpertH,
 }
 
 impl Buffer {
-    /// All of them.
-    pub const ALL: [Self; 6] = [Self::X, Self::Q, Self::K, Self::V, Self::A, Self::H];
+    /// Those that a model has.
+    pub fn of(config: &Config) -> impl Iterator<Item = Self> {
+        let all =
+            [Self::X, Self::Q, Self::K, Self::V, Self::A, Self::H, Self::Routes, Self::ExpertH];
+        all.into_iter().filter(|buffer| buffer.width(config) > 0)
+    }
 
-    /// Values of one token.
+    /// Values of one token; 0 if no layer of the model uses the buffer.
     pub fn width(self, config: &Config) -> usize {
         match self {
             Self::X => config.hidden,
             Self::Q | Self::A => config.q_width(),
             Self::K | Self::V => config.kv_width(),
-            Self::H => config.intermediate,
+            Self::H => config.dense_width(),
+            Self::Routes => config.experts.as_ref().map_or(0, |e| 2 * e.chosen),
+            Self::ExpertH => config.experts.as_ref().map_or(0, |e| e.chosen * e.intermediate),
         }
     }
 }

@@ -3,6 +3,7 @@
 use crate::config::Config;
 use crate::dtype::Dtype;
 use crate::kv::PAGE_ROWS;
+use crate::routing::Route;
 use crate::weights::Forms;
 
 /// The sizes that a device is created for. They determine its memory.
@@ -33,8 +34,10 @@ impl Need {
     /// The memory of a device that computes in this format and stores tensors without padding.
     pub fn unpadded(config: &Config, forms: &Forms, limits: &Limits, dtype: Dtype) -> Self {
         let (q, kv) = (config.q_width(), config.kv_width());
-        let row = config.hidden + 2 * q + 2 * kv + config.intermediate;
-        let activations = limits.step_tokens * row * dtype.bytes();
+        let expert_h = config.experts.as_ref().map_or(0, |e| e.chosen * e.intermediate);
+        let routes = config.experts.as_ref().map_or(0, |e| e.chosen * size_of::<Route>());
+        let row = config.hidden + 2 * q + 2 * kv + config.dense_width() + expert_h;
+        let activations = limits.step_tokens * (row * dtype.bytes() + routes);
         let rotations = 2 * limits.positions * config.head_dim * 4;
         let logits = limits.step_outputs * config.vocab * 4;
         Self {

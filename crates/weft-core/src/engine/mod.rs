@@ -148,7 +148,7 @@ impl Engine {
             reach: 0,
             keeps: true,
             states: Vec::new(),
-            speculating: Speculating::default(),
+            speculating: Speculating::new(&model.config),
         }
     }
 

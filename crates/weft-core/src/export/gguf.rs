@@ -20,12 +20,13 @@ pub(super) fn metadata(
     blocks: Blocks,
 ) -> Result<(NewMetadata, Option<Vec<f32>>), ExportError> {
     let mut metadata = NewMetadata::default();
-    metadata.text("general.architecture", model.config.family.model_type());
+    metadata.text("general.architecture", model.config.family.architecture());
     metadata.text("general.type", "model");
     metadata.text("general.name", &name(model));
     metadata.count("general.file_type", blocks.file_type());
     metadata.count("general.quantization_version", QUANTIZATION_VERSION);
     let factors = factors(&model.config)?;
+    check_experts(&model.config)?;
     describe_config(&model.config, &mut metadata);
     model.generation.describe(&mut metadata);
     describe_tokenizer(model, files, &mut metadata)?;
@@ -47,6 +48,19 @@ fn factors(config: &Config) -> Result<Option<Vec<f32>>, ExportError> {
             Ok(Some(rope::factors(&config.rope, config.head_dim)))
         }
     }
+}
+
+/// llama.cpp has experts in every layer, and their weights sum to 1.
+fn check_experts(config: &Config) -> Result<(), ExportError> {
+    let Some(experts) = &config.experts else { return Ok(()) };
+    if config.dense_width() > 0 {
+        return Err(ExportError::NotInGguf("some layers have no experts".to_owned()));
+    }
+    if !experts.normalised {
+        let what = "the weights of a token's experts do not sum to 1".to_owned();
+        return Err(ExportError::NotInGguf(what));
+    }
+    Ok(())
 }
 
 fn describe_tokenizer(

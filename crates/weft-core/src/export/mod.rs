@@ -152,7 +152,7 @@ fn check(model: &Model) -> Result<(), ExportError> {
             let (name, bits) = (model.name.clone(), coded.code.bits());
             return Err(ExportError::Quantised { name, tensor, bits });
         }
-        if shape.shape.len() == 2 && !shape.row().is_multiple_of(GROUP) {
+        if shape.shape.len() > 1 && !shape.row().is_multiple_of(GROUP) {
             return Err(ExportError::Width { tensor, width: shape.row() });
         }
     }
@@ -217,7 +217,7 @@ fn quantization_config(bits: u8) -> Value {
                 "output_activations": null,
             },
         },
-        "ignore": ["lm_head"],
+        "ignore": ["lm_head", "re:.*mlp\\.gate$"],
         "kv_cache_scheme": null,
         "global_compression_ratio": null,
     })

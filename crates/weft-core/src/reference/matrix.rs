@@ -6,7 +6,7 @@
 use super::math::dot;
 use crate::config::Config;
 use crate::dtype::Element;
-use crate::weights::{Coded, CodedRow, Form, Offsets, Tensor, Weights, WeightsError};
+use crate::weights::{Coded, CodedRow, Form, Offsets, Tensor, TensorShape, Weights, WeightsError};
 
 /// A matrix \[rows\]\[width\]; row i gives output i.
 pub(super) enum Matrix<E> {
@@ -33,7 +33,7 @@ impl<E: Element> Matrix<E> {
         from: &dyn Weights,
         tensor: Tensor,
     ) -> Result<Self, WeightsError> {
-        let width = tensor.shape(config)[1];
+        let width = TensorShape::new(tensor, config).row();
         match from.form(tensor) {
             Form::Plain => Ok(Self::Plain { values: read_plain(config, from, tensor)?, width }),
             Form::Coded(form) => {

@@ -8,11 +8,14 @@
 mod attend;
 mod down_add;
 mod embed;
+mod expert_down_add;
+mod expert_gate_up;
 mod math;
 mod matrix;
 mod norm_gate_up;
 mod norm_head;
 mod norm_qkv;
+mod norm_route;
 mod proj_add;
 mod rope_store;
 mod weights;
@@ -29,6 +32,7 @@ use crate::dtype::{Dtype, Element};
 use crate::kv::{PAGE_ROWS, PageId, Slot};
 use crate::plan::Op;
 use crate::rope::RopeTable;
+use crate::routing::{self, Route};
 use crate::weights::{Weights, WeightsError};
 
 use self::weights::ModelWeights;
@@ -103,6 +107,10 @@ struct Buffers<E> {
     a: Vec<E>,
     /// \[tokens\]\[intermediate\]
     h: Vec<E>,
+    /// \[tokens\]\[chosen\]
+    routes: Vec<Route>,
+    /// \[tokens\]\[chosen\]\[expert intermediate\]
+    expert_h: Vec<E>,
 }
 
 impl<E: Element> Buffers<E> {
@@ -114,10 +122,13 @@ impl<E: Element> Buffers<E> {
             k: zeros(config.kv_width()),
             v: zeros(config.kv_width()),
             a: zeros(config.q_width()),
-            h: zeros(config.intermediate),
+            h: zeros(config.dense_width()),
+            routes: vec![Route::default(); tokens * Buffer::Routes.width(config) / 2],
+            expert_h: zeros(Buffer::ExpertH.width(config)),
         }
     }
 
+    /// A buffer of `E`: all but the routes.
     fn get(&self, buffer: Buffer) -> &[E] {
         match buffer {
             Buffer::X => &self.x,
@@ -126,6 +137,8 @@ impl<E: Element> Buffers<E> {
             Buffer::V => &self.v,
             Buffer::A => &self.a,
             Buffer::H => &self.h,
+            Buffer::ExpertH => &self.expert_h,
+            Buffer::Routes => unreachable!("routes are no buffer of E"),
         }
     }
 
@@ -137,14 +150,18 @@ impl<E: Element> Buffers<E> {
             Buffer::V => &mut self.v,
             Buffer::A => &mut self.a,
             Buffer::H => &mut self.h,
+            Buffer::ExpertH => &mut self.expert_h,
+            Buffer::Routes => unreachable!("routes are no buffer of E"),
         }
     }
 }
 
 /// Memory inside one op, for one token.
 struct Scratch {
-    /// A row of x, a or h, f32 \[the widest of them\].
+    /// A row of x, a, h or expert_h, f32 \[the widest of them\].
     row: Vec<f32>,
+    /// f32 \[experts\]
+    router_logits: Vec<f32>,
     /// One head before and after rotation, f32 \[head_dim\].
     head: Vec<f32>,
     rotated: Vec<f32>,
@@ -157,13 +174,18 @@ struct Scratch {
 impl Scratch {
     fn new(config: &Config, limits: &Limits) -> Self {
         Self {
-            row: vec![0.0; config.hidden.max(config.q_width()).max(config.intermediate)],
+            row: vec![0.0; widest(config)],
+            router_logits: vec![0.0; config.experts.as_ref().map_or(0, |e| e.count)],
             head: vec![0.0; config.head_dim],
             rotated: vec![0.0; config.head_dim],
             scores: vec![0.0; limits.positions],
             sum: vec![0.0; config.head_dim],
         }
     }
+}
+
+fn widest(config: &Config) -> usize {
+    Buffer::of(config).map(|buffer| buffer.width(config)).max().unwrap_or(0)
 }
 
 impl<E: Element> Reference<E> {
@@ -220,6 +242,9 @@ impl<E: Element> Device for Reference<E> {
                 Op::ProjAdd { layer } => proj_add::run(self, step, layer),
                 Op::NormGateUp { layer } => norm_gate_up::run(self, step, layer),
                 Op::DownAdd { layer } => down_add::run(self, step, layer),
+                Op::NormRoute { layer } => norm_route::run(self, step, layer),
+                Op::ExpertGateUp { layer } => expert_gate_up::run(self, step, layer),
+                Op::ExpertDownAdd { layer } => expert_down_add::run(self, step, layer),
                 Op::NormHead => norm_head::run(self, step),
             }
         }
@@ -283,11 +308,20 @@ impl<E: Element> Device for Reference<E> {
 
 impl<E: Element> Inspect for Reference<E> {
     fn read(&self, buffer: Buffer) -> Vec<f32> {
-        to_f32(self.buffers.get(buffer))
+        match buffer {
+            Buffer::Routes => routing::to_numbers(&self.buffers.routes, self.n_chosen()),
+            _ => to_f32(self.buffers.get(buffer)),
+        }
     }
 
     fn write(&mut self, buffer: Buffer, values: &[f32]) {
-        math::round(values, self.buffers.get_mut(buffer));
+        match buffer {
+            Buffer::Routes => {
+                let n_chosen = self.n_chosen();
+                routing::from_numbers(values, n_chosen, &mut self.buffers.routes);
+            }
+            _ => math::round(values, self.buffers.get_mut(buffer)),
+        }
     }
 
     fn kv_row(&self, layer: u16, slot: Slot) -> (Vec<f32>, Vec<f32>) {
@@ -299,6 +333,12 @@ impl<E: Element> Inspect for Reference<E> {
         let row = self.kv.row(layer, slot);
         math::round(k, &mut self.kv.k[row.clone()]);
         math::round(v, &mut self.kv.v[row]);
+    }
+}
+
+impl<E> Reference<E> {
+    fn n_chosen(&self) -> usize {
+        self.config.experts.as_ref().map_or(0, |experts| experts.chosen)
     }
 }
 

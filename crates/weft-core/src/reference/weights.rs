@@ -24,9 +24,42 @@ pub(super) struct LayerWeights<E> {
     pub(super) head_norms: Option<[Vec<E>; 2]>,
     pub(super) o: Matrix<E>,
     pub(super) mlp_norm: Vec<E>,
+    pub(super) mlp: Mlp<E>,
+}
+
+pub(super) enum Mlp<E> {
+    Dense(Projections<E>),
+    Sparse(Experts<E>),
+}
+
+pub(super) struct Projections<E> {
     pub(super) gate: Matrix<E>,
     pub(super) up: Matrix<E>,
     pub(super) down: Matrix<E>,
+}
+
+/// The matrices of all experts, one after the other, and the router.
+pub(super) struct Experts<E> {
+    pub(super) router: Matrix<E>,
+    pub(super) gate: Matrix<E>,
+    pub(super) up: Matrix<E>,
+    pub(super) down: Matrix<E>,
+}
+
+impl<E> Mlp<E> {
+    pub(super) fn dense(&self) -> &Projections<E> {
+        match self {
+            Self::Dense(projections) => projections,
+            Self::Sparse(_) => unreachable!("the plan has dense MLPs in dense layers"),
+        }
+    }
+
+    pub(super) fn sparse(&self) -> &Experts<E> {
+        match self {
+            Self::Sparse(experts) => experts,
+            Self::Dense(_) => unreachable!("the plan has experts in sparse layers"),
+        }
+    }
 }
 
 impl<E: Element> ModelWeights<E> {
@@ -69,9 +102,19 @@ impl<E: Element> LayerWeights<E> {
             },
             o: matrix(T::O)?,
             mlp_norm: vector(T::MlpNorm)?,
-            gate: matrix(T::Gate)?,
-            up: matrix(T::Up)?,
-            down: matrix(T::Down)?,
+            mlp: match config.experts_of(layer) {
+                None => Mlp::Dense(Projections {
+                    gate: matrix(T::Gate)?,
+                    up: matrix(T::Up)?,
+                    down: matrix(T::Down)?,
+                }),
+                Some(_) => Mlp::Sparse(Experts {
+                    router: matrix(T::Router)?,
+                    gate: matrix(T::ExpertGate)?,
+                    up: matrix(T::ExpertUp)?,
+                    down: matrix(T::ExpertDown)?,
+                }),
+            },
         })
     }
 }

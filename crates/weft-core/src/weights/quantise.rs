@@ -39,7 +39,9 @@ impl Recipe {
         let is_six = match tensor {
             Tensor::Head => true,
             Tensor::Embed => tied_head,
-            Tensor::Layer(layer, T::V | T::Down) => takes_more_bits(layer.into(), layers),
+            Tensor::Layer(layer, T::V | T::Down | T::ExpertDown) => {
+                takes_more_bits(layer.into(), layers)
+            }
             _ => false,
         };
         if is_six { Coded::Q6_K } else { Coded::Q4_K }
@@ -136,9 +138,14 @@ fn is_matrix(tensor: Tensor) -> bool {
     match tensor {
         Tensor::Embed | Tensor::Head => true,
         Tensor::FinalNorm => false,
-        Tensor::Layer(_, kind) => {
-            matches!(kind, T::Q | T::K | T::V | T::O | T::Gate | T::Up | T::Down)
-        }
+        Tensor::Layer(_, kind) => match kind {
+            T::Q | T::K | T::V | T::O | T::Gate | T::Up | T::Down => true,
+            T::ExpertGate | T::ExpertUp | T::ExpertDown => true,
+            // A router's choices are worth more than its few bytes.
+            T::Router => false,
+            T::AttentionNorm | T::MlpNorm | T::QNorm | T::KNorm => false,
+            T::QBias | T::KBias | T::VBias => false,
+        },
     }
 }
 

@@ -16,13 +16,11 @@ use safetensors::Dtype as FileDtype;
 
 use super::files::Files;
 use super::header::{self, Header};
-use super::packed::{self, Found, Packed, Part, Patterns, Stored, widen};
+use super::packed::{self, Found, Part, Patterns, Stored};
+use super::place::{Experts, Named, Place};
 use super::shards::weight_files;
-use super::{CodedRow, Form, Tensor, Weights, WeightsError, tensors};
+use super::{CodedRow, Form, LayerTensor, Tensor, TensorShape, Weights, WeightsError, tensors};
 use crate::config::{Config, Packing};
-
-/// Bytes read from a file at a time.
-const BLOCK_BYTES: usize = 1 << 20;
 
 /// Bytes per sample of a tensor, for the fingerprint.
 const SAMPLE_BYTES: usize = 4096;
@@ -32,12 +30,6 @@ pub struct Safetensors {
     files: Files,
     places: HashMap<Tensor, Place>,
     fingerprint: [u8; 32],
-}
-
-/// Where a tensor is.
-enum Place {
-    Plain(Part),
-    Packed(Box<Packed>),
 }
 
 impl Safetensors {
@@ -83,14 +75,13 @@ impl Safetensors {
         }
         let mut bytes = vec![0; SAMPLE_BYTES];
         for (name, place) in places {
-            let parts = match place {
-                Place::Plain(part) => vec![part],
-                Place::Packed(packed) => {
-                    hasher.update(packed.settings().as_bytes());
-                    packed.parts().collect()
-                }
-            };
-            for part in parts {
+            let (mut settings, mut about) = (String::new(), Vec::new());
+            place.for_each_part(&mut |own| settings += &own, &mut |part| {
+                about.push(part.clone());
+                Ok(())
+            })?;
+            hasher.update(settings.as_bytes());
+            for part in &about {
                 let about = format!("{name} {} {} {:?}\0", part.rows, part.columns, part.dtype);
                 hasher.update(about.as_bytes());
                 let len = part.bytes();
@@ -108,30 +99,6 @@ impl Safetensors {
     fn place(&self, tensor: Tensor) -> &Place {
         self.places.get(&tensor).unwrap_or_else(|| panic!("{tensor:?} was checked"))
     }
-
-    fn read_plain(
-        &self,
-        tensor: Tensor,
-        part: &Part,
-        rows: Range<usize>,
-        visit: &mut dyn FnMut(usize, &[f32]),
-    ) -> Result<(), WeightsError> {
-        let row_bytes = part.row_bytes();
-        let rows_per_block = (BLOCK_BYTES / row_bytes).clamp(1, part.rows);
-        let mut bytes = vec![0; rows_per_block * row_bytes];
-        let mut values = vec![0.0; part.columns];
-        for first in rows.clone().step_by(rows_per_block) {
-            let n_rows = rows_per_block.min(rows.end - first);
-            let block = &mut bytes[..n_rows * row_bytes];
-            self.files.read(part.file, part.start + (first * row_bytes) as u64, block)?;
-            for (i, row) in block.chunks_exact(row_bytes).enumerate() {
-                widen(part.dtype, row, &mut values);
-                check_finite(tensor, first + i, &values)?;
-                visit(first + i, &values);
-            }
-        }
-        Ok(())
-    }
 }
 
 impl Weights for Safetensors {
@@ -140,10 +107,7 @@ impl Weights for Safetensors {
         tensor: Tensor,
         visit: &mut dyn FnMut(usize, &[f32]),
     ) -> Result<(), WeightsError> {
-        match self.place(tensor) {
-            Place::Plain(part) => self.read_plain(tensor, part, 0..part.rows, visit),
-            Place::Packed(packed) => packed.read(&self.files, visit),
-        }
+        self.read_rows(tensor, 0..usize::MAX, visit)
     }
 
     fn read_rows(
@@ -152,25 +116,16 @@ impl Weights for Safetensors {
         rows: Range<usize>,
         visit: &mut dyn FnMut(usize, &[f32]),
     ) -> Result<(), WeightsError> {
-        match self.place(tensor) {
-            Place::Plain(part) => {
-                self.read_plain(tensor, part, rows.start..rows.end.min(part.rows), visit)
-            }
-            Place::Packed(packed) => packed.read(&self.files, &mut |row, values| {
-                if rows.contains(&row) {
-                    visit(row, values);
-                }
-            }),
-        }
+        self.place(tensor).read_rows(&self.files, Named { tensor, expert: None }, rows, visit)
     }
 
     fn is_shared_by_rows(&self, tensor: Tensor) -> bool {
-        matches!(self.places.get(&tensor), Some(Place::Plain(_)))
+        self.places.get(&tensor).is_some_and(Place::is_shared_by_rows)
     }
 
     fn form(&self, tensor: Tensor) -> Form {
         match self.places.get(&tensor) {
-            Some(Place::Packed(packed)) => packed.form(),
+            Some(place) if !tensor.is_always_plain() => place.form(),
             _ => Form::Plain,
         }
     }
@@ -180,12 +135,7 @@ impl Weights for Safetensors {
         tensor: Tensor,
         visit: &mut dyn FnMut(usize, &CodedRow<'_>),
     ) -> Result<(), WeightsError> {
-        match self.place(tensor) {
-            Place::Packed(packed) if packed.form() != Form::Plain => {
-                packed.read_coded(&self.files, visit)
-            }
-            _ => panic!("{tensor:?} is plain"),
-        }
+        self.place(tensor).read_coded(&self.files, visit)
     }
 
     fn fingerprint(&self) -> [u8; 32] {
@@ -217,33 +167,24 @@ fn list(
 }
 
 fn place_all(
-    mut found: Found,
+    found: Found,
     files: &Files,
     config: &Config,
 ) -> Result<HashMap<Tensor, Place>, WeightsError> {
     let patterns = Patterns::new(&config.packing)?;
     let is_packed = config.packing != Packing::None;
     let mut places = HashMap::new();
-    let mut missing: Option<String> = None;
+    let mut placing = Placing { found, files, patterns: &patterns, missing: None };
     for shape in tensors(config) {
-        let may_be_packed = is_packed && shape.shape.len() == 2 && shape.tensor != Tensor::Embed;
-        if may_be_packed && let Some(packed) = packed::pack(&patterns, &mut found, files, &shape)? {
-            places.insert(shape.tensor, Place::Packed(Box::new(packed)));
-            continue;
-        }
-        let name = shape.tensor.name();
-        let Some(Stored { part, shape: found }) = found.0.remove(&name) else {
-            missing = Some(missing.map_or(name.clone(), |first| first.min(name)));
-            continue;
+        let place = match shape.shape[..] {
+            [count, rows, columns] => placing.experts(&shape, [count, rows, columns])?,
+            _ => placing.one(shape.tensor.name(), &shape.shape, shape.tensor != Tensor::Embed)?,
         };
-        if found != shape.shape {
-            return Err(WeightsError::Shape { name, found, expected: shape.shape });
+        if let Some(place) = place {
+            places.insert(shape.tensor, place);
         }
-        if !matches!(part.dtype, FileDtype::BF16 | FileDtype::F16 | FileDtype::F32) {
-            return Err(WeightsError::Format { name, found: format!("{:?}", part.dtype) });
-        }
-        places.insert(shape.tensor, Place::Plain(part));
     }
+    let Placing { mut found, missing, .. } = placing;
     packed::drop_zero_biases(&patterns, &mut found, files)?;
     found.0.retain(|name, _| {
         !(is_known_leftover(name, config) || is_packed && packed::is_for_activations(name))
@@ -263,17 +204,105 @@ fn is_known_leftover(name: &str, config: &Config) -> bool {
     name.ends_with(".rotary_emb.inv_freq") || (config.tied_head && name == "lm_head.weight")
 }
 
-fn check_finite(tensor: Tensor, row: usize, values: &[f32]) -> Result<(), WeightsError> {
-    match values.iter().find(|value| !value.is_finite()) {
-        Some(value) => Err(WeightsError::NotFinite { name: tensor.name(), row, value: *value }),
-        None => Ok(()),
+/// Takes the tensors of the model out of those that were found.
+struct Placing<'a> {
+    found: Found,
+    files: &'a Files,
+    patterns: &'a Patterns,
+    /// The first by name that is missing.
+    missing: Option<String>,
+}
+
+impl Placing<'_> {
+    /// Takes a vector or a matrix; `None` if it is missing.
+    fn one(
+        &mut self,
+        name: String,
+        shape: &[usize],
+        may_be_packed: bool,
+    ) -> Result<Option<Place>, WeightsError> {
+        if let [rows, columns] = *shape
+            && may_be_packed
+            && let Some(packed) =
+                packed::pack(self.patterns, &mut self.found, self.files, &name, [rows, columns])?
+        {
+            return Ok(Some(Place::Packed(Box::new(packed))));
+        }
+        let Some(Stored { part, shape: found }) = self.found.0.remove(&name) else {
+            self.missing = Some(self.missing.take().map_or(name.clone(), |first| first.min(name)));
+            return Ok(None);
+        };
+        check_plain(&name, &part, found, shape)?;
+        Ok(Some(Place::Plain(part)))
     }
+
+    /// Takes a matrix of each expert, or all from one tensor.
+    fn experts(
+        &mut self,
+        shape: &TensorShape,
+        [count, rows, columns]: [usize; 3],
+    ) -> Result<Option<Place>, WeightsError> {
+        if let Some(fused) = self.fused(shape, [count, rows, columns])? {
+            return Ok(Some(Place::Experts(Experts::new(fused, rows))));
+        }
+        let mut each = Vec::new();
+        for expert in 0..count {
+            each.extend(self.one(shape.tensor.expert_name(expert), &[rows, columns], true)?);
+        }
+        Ok((each.len() == count).then(|| Place::Experts(Experts::new(each, rows))))
+    }
+
+    /// The experts in the layout that transformers computes with: one tensor for gate and up, one
+    /// for down, \[experts, rows, columns\] each.
+    fn fused(
+        &mut self,
+        shape: &TensorShape,
+        [count, rows, columns]: [usize; 3],
+    ) -> Result<Option<Vec<Place>>, WeightsError> {
+        let Tensor::Layer(layer, kind) = shape.tensor else { return Ok(None) };
+        let (name, nth, n) = match kind {
+            LayerTensor::ExpertGate => ("gate_up_proj", 0, 2),
+            LayerTensor::ExpertUp => ("gate_up_proj", 1, 2),
+            _ => ("down_proj", 0, 1),
+        };
+        let name = format!("model.layers.{layer}.mlp.experts.{name}");
+        let Some(stored) = self.found.0.get(&name) else { return Ok(None) };
+        let part = stored.part.clone();
+        check_plain(&name, &part, stored.shape.clone(), &[count, n * rows, columns])?;
+        if nth + 1 == n {
+            self.found.0.remove(&name);
+        }
+        let of_expert = |expert: usize| {
+            let first = (expert * n + nth) * rows;
+            let start = part.start + (first * part.row_bytes()) as u64;
+            Place::Plain(Part { start, rows, ..part.clone() })
+        };
+        Ok(Some((0..count).map(of_expert).collect()))
+    }
+}
+
+/// A plain tensor has the right shape and a number format that can be read.
+fn check_plain(
+    name: &str,
+    part: &Part,
+    found: Vec<usize>,
+    expected: &[usize],
+) -> Result<(), WeightsError> {
+    let name = name.to_owned();
+    if found != expected {
+        return Err(WeightsError::Shape { name, found, expected: expected.to_vec() });
+    }
+    if !matches!(part.dtype, FileDtype::BF16 | FileDtype::F16 | FileDtype::F32) {
+        return Err(WeightsError::Format { name, found: format!("{:?}", part.dtype) });
+    }
+    Ok(())
 }
 
 #[cfg(test)]
 mod tests {
     use std::fs;
 
+    use super::super::packed::Packed;
     use super::*;
 
     /// Each row of a matrix, read in bands of `at_once` rows.

@@ -40,21 +40,54 @@ pub enum LayerTensor {
     O,
     /// RMSNorm before the MLP, \[hidden\].
     MlpNorm,
-    /// Gate projection, \[intermediate, hidden\].
+    /// Gate projection of a dense layer, \[intermediate, hidden\].
     Gate,
     /// Up projection, \[intermediate, hidden\].
     Up,
     /// Down projection, \[hidden, intermediate\].
     Down,
+    /// The router of a sparse layer, \[experts, hidden\]. Always plain.
+    Router,
+    /// Gate projections of all experts of a layer, \[experts, expert intermediate, hidden\]. Row r
+    /// of expert e is row e · intermediate + r; all experts of a layer have one form.
+    ExpertGate,
+    /// Up projections of all experts, \[experts, expert intermediate, hidden\].
+    ExpertUp,
+    /// Down projections of all experts, \[experts, hidden, expert intermediate\].
+    ExpertDown,
 }
 
 use LayerTensor::{
-    AttentionNorm, Down, Gate, K, KBias, KNorm, MlpNorm, O, Q, QBias, QNorm, Up, V, VBias,
+    AttentionNorm, Down, ExpertDown, ExpertGate, ExpertUp, Gate, K, KBias, KNorm, MlpNorm, O, Q,
+    QBias, QNorm, Router, Up, V, VBias,
 };
 
 /// Number of weights, the tied head counted once.
 pub fn parameters(config: &Config) -> u64 {
     tensors(config).iter().map(|tensor| tensor.elements() as u64).sum()
+}
+
+/// Number of weights that a token uses, the tied head counted once: of the experts, those chosen
+/// for it.
+pub fn active_parameters(config: &Config) -> u64 {
+    let idle = |tensor: &TensorShape| match (tensor.tensor, &config.experts) {
+        (Tensor::Layer(_, ExpertGate | ExpertUp | ExpertDown), Some(experts)) => {
+            tensor.elements() / experts.count * (experts.count - experts.chosen)
+        }
+        _ => 0,
+    };
+    parameters(config) - tensors(config).iter().map(|t| idle(t) as u64).sum::<u64>()
+}
+
+/// Number of weights that a step of so many tokens reads, if each expert is as likely as any other.
+pub(crate) fn parameters_read(config: &Config, n_tokens: u64) -> f64 {
+    let read = |tensor: &TensorShape| match (tensor.tensor, &config.experts) {
+        (Tensor::Layer(_, ExpertGate | ExpertUp | ExpertDown), Some(experts)) => {
+            tensor.elements() as f64 * experts.share_read(n_tokens)
+        }
+        _ => tensor.elements() as f64,
+    };
+    tensors(config).iter().map(read).sum()
 }
 
 /// Every tensor the model has, with its shape, in the order they are used.
@@ -66,11 +99,17 @@ pub fn tensors(config: &Config) -> Vec<TensorShape> {
     if config.qk_norm {
         kinds.extend([QNorm, KNorm]);
     }
-    kinds.extend([O, MlpNorm, Gate, Up, Down]);
+    kinds.extend([O, MlpNorm]);
 
     let layers = u16::try_from(config.layers).expect("Config bounds the number of layers");
     let mut all = vec![Tensor::Embed];
-    all.extend((0..layers).flat_map(|l| kinds.iter().map(move |kind| Tensor::Layer(l, *kind))));
+    for layer in 0..layers {
+        let mlp = match config.experts_of(layer) {
+            None => &[Gate, Up, Down][..],
+            Some(_) => &[Router, ExpertGate, ExpertUp, ExpertDown],
+        };
+        all.extend(kinds.iter().chain(mlp).map(|kind| Tensor::Layer(layer, *kind)));
+    }
     all.push(Tensor::FinalNorm);
     if !config.tied_head {
         all.push(Tensor::Head);
@@ -83,7 +122,7 @@ pub fn tensors(config: &Config) -> Vec<TensorShape> {
 pub struct TensorShape {
     /// The tensor.
     pub tensor: Tensor,
-    /// Its shape: one or two sizes.
+    /// Its shape: one to three sizes.
     pub shape: Vec<usize>,
 }
 
@@ -96,6 +135,16 @@ impl TensorShape {
     /// Number of values.
     pub fn elements(&self) -> usize {
         self.shape.iter().product()
+    }
+
+    /// Names and shapes of the tensor in Hugging Face files: one for each expert, in order.
+    pub fn in_files(&self) -> Vec<(String, Vec<usize>)> {
+        match self.shape[..] {
+            [count, ..] if self.shape.len() == 3 => (0..count)
+                .map(|expert| (self.tensor.expert_name(expert), self.shape[1..].to_vec()))
+                .collect(),
+            _ => vec![(self.tensor.name(), self.shape.clone())],
+        }
     }
 
     /// Number of rows; a vector is one row.
@@ -118,6 +167,16 @@ impl Tensor {
             Self::Head => "lm_head.weight".to_owned(),
             Self::Layer(layer, kind) => format!("model.layers.{layer}.{}", kind.name()),
         }
+    }
+
+    /// The name of one expert's part of the tensor.
+    pub(super) fn expert_name(self, expert: usize) -> String {
+        self.name().replacen('*', &expert.to_string(), 1)
+    }
+
+    /// Whether devices get the tensor as plain numbers, whatever its files hold.
+    pub(super) fn is_always_plain(self) -> bool {
+        matches!(self, Self::Layer(_, Router))
     }
 
     /// The tensor's shape in a model.
@@ -147,6 +206,10 @@ impl LayerTensor {
             Gate => "mlp.gate_proj.weight",
             Up => "mlp.up_proj.weight",
             Down => "mlp.down_proj.weight",
+            Router => "mlp.gate.weight",
+            ExpertGate => "mlp.experts.*.gate_proj.weight",
+            ExpertUp => "mlp.experts.*.up_proj.weight",
+            ExpertDown => "mlp.experts.*.down_proj.weight",
         }
     }
 
@@ -162,6 +225,15 @@ impl LayerTensor {
             O => vec![hidden, config.q_width()],
             Gate | Up => vec![config.intermediate, hidden],
             Down => vec![hidden, config.intermediate],
+            Router | ExpertGate | ExpertUp | ExpertDown => {
+                let experts = config.experts.as_ref().expect("the layer is sparse");
+                let (count, intermediate) = (experts.count, experts.intermediate);
+                match self {
+                    Router => vec![count, hidden],
+                    ExpertDown => vec![count, hidden, intermediate],
+                    _ => vec![count, intermediate, hidden],
+                }
+            }
         }
     }
 }

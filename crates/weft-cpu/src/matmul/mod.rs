@@ -34,15 +34,21 @@ pub(crate) struct Rows<'a> {
     pub(crate) stride: usize,
     /// Sums of 16 activations each, \[tokens\]\[stride/16\]; only codes with minimums need them.
     pub(crate) sums: &'a [f32],
+    /// The row of each token; if there is none, token i has row i.
+    pub(crate) order: Option<&'a [u32]>,
 }
 
 impl<'a> Rows<'a> {
     fn row(&self, token: usize, columns: usize) -> &'a [bf16] {
-        &self.values[token * self.stride..][..columns]
+        &self.values[self.index(token) * self.stride..][..columns]
+    }
+
+    fn index(&self, token: usize) -> usize {
+        self.order.map_or(token, |order| order[token] as usize)
     }
 
     fn run_sums(&self, token: usize) -> RunSums<'a> {
-        RunSums(self.sums.get(token * self.stride / 16..).unwrap_or_default())
+        RunSums(self.sums.get(self.index(token) * self.stride / 16..).unwrap_or_default())
     }
 }
 
@@ -223,7 +229,7 @@ mod tests {
                 isa,
                 &block,
                 columns,
-                Rows { values: &values, stride: columns, sums: &[] },
+                Rows { values: &values, stride: columns, sums: &[], order: None },
                 first,
                 n,
                 &mut sums,
@@ -264,7 +270,7 @@ mod tests {
         let both = numbers(2 * columns * BLOCK_ROWS, 3);
         let (a, b) = both.split_at(columns * BLOCK_ROWS);
         let values = numbers(columns * TILE, 2);
-        let x = Rows { values: &values, stride: columns, sums: &[] };
+        let x = Rows { values: &values, stride: columns, sums: &[], order: None };
         for isa in Isa::ALL.into_iter().filter(|isa| isa.is_available()) {
             for n in 1..=TILE {
                 let zeros = || [[0.0; BLOCK_ROWS]; TILE];

@@ -188,7 +188,7 @@ impl Attention<'_> {
         let dim = self.config.head_dim;
         let scale = 1.0 / (dim as f32).sqrt();
         let mut sums: Sums = [[0.0; BLOCK_ROWS]; TILE];
-        let x = Rows { values: &scratch.queries, stride: dim, sums: &[] };
+        let x = Rows { values: &scratch.queries, stride: dim, sums: &[], order: None };
         for first in queries.clone().step_by(TILE) {
             let n = TILE.min(queries.end - first);
             matmul::multiply(self.isa, keys, dim, x, first, n, &mut sums);

@@ -3,9 +3,12 @@
 pub(crate) mod attend;
 pub(crate) mod down_add;
 pub(crate) mod embed;
+pub(crate) mod expert_down_add;
+pub(crate) mod expert_gate_up;
 pub(crate) mod norm_gate_up;
 pub(crate) mod norm_head;
 pub(crate) mod norm_qkv;
+pub(crate) mod norm_route;
 pub(crate) mod proj_add;
 pub(crate) mod rope_store;
 

@@ -13,17 +13,18 @@ pub(crate) fn run(device: &mut CpuDevice, layer: u16) {
     let from = (&buffers.x, layer.mlp_norm.as_slice(), config.norm_eps);
     rms_norms(pool, isa, from, &mut buffers.norm, n_tokens, |i| i);
 
-    if layer.gate_up.needs_sums() {
+    let gate_up = &layer.mlp.dense().gate_up;
+    if gate_up.needs_sums() {
         buffers.norm.sum_runs(pool, n_tokens);
     }
     let norm = buffers.norm.rows();
     let stride = buffers.h.stride;
     let (h, scratch) = (Disjoint::new(buffers.h.all_mut()), Disjoint::new(scratch));
-    pool.for_each(layer.gate_up.n_blocks(), |thread, block| {
+    pool.for_each(gate_up.n_blocks(), |thread, block| {
         // SAFETY: each thread has its own scratch.
         let unpacked = unsafe { &mut scratch.part(thread, 1)[0].unpacked };
-        let rows = layer.gate_up.rows_in(block);
-        let weights = layer.gate_up.blocks(block);
+        let rows = gate_up.rows_in(block);
+        let weights = gate_up.blocks(block);
         tiles(isa, weights, norm, n_tokens, unpacked, |first, tile, [gate, up]| {
             for t in 0..tile {
                 let start = (first + t) * stride + block * BLOCK_ROWS;

@@ -100,6 +100,8 @@ impl Gpu {
 pub(crate) struct Address(pub(crate) u64);
 
 impl Address {
+    pub(crate) const NULL: Self = Self(0);
+
     pub(crate) fn offset(self, bytes: usize) -> Self {
         Self(self.0 + bytes as u64)
     }

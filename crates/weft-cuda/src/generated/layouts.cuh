@@ -3,6 +3,7 @@
 #pragma once
 
 #include "kernels/base.cuh"
+#include "kernels/routes.cuh"
 #include "kernels/rows.cuh"
 #include "kernels/sampling.cuh"
 #include "kernels/section.cuh"
@@ -133,6 +134,32 @@ static_assert(sizeof(RowsPlace) == 16, "RowsPlace");
 static_assert(OFFSET_OF(RowsPlace, pages) == 0 && sizeof(RowsPlace::pages) == 8, "RowsPlace::pages");
 static_assert(OFFSET_OF(RowsPlace, n_rows) == 8 && sizeof(RowsPlace::n_rows) == 4, "RowsPlace::n_rows");
 static_assert(OFFSET_OF(RowsPlace, first_row) == 12 && sizeof(RowsPlace::first_row) == 4, "RowsPlace::first_row");
+
+// The host's `StoredRoute`.
+static_assert(sizeof(Route) == 8, "Route");
+static_assert(OFFSET_OF(Route, expert) == 0 && sizeof(Route::expert) == 4, "Route::expert");
+static_assert(OFFSET_OF(Route, weight) == 4 && sizeof(Route::weight) == 4, "Route::weight");
+
+// The host's `RouteSource`.
+static_assert(sizeof(RouteSource) == 16, "RouteSource");
+static_assert(OFFSET_OF(RouteSource, logits) == 0 && sizeof(RouteSource::logits) == 8, "RouteSource::logits");
+static_assert(OFFSET_OF(RouteSource, routes) == 8 && sizeof(RouteSource::routes) == 8, "RouteSource::routes");
+
+// The host's `ExpertTile`.
+static_assert(sizeof(ExpertTile) == 16, "ExpertTile");
+static_assert(OFFSET_OF(ExpertTile, expert) == 0 && sizeof(ExpertTile::expert) == 4, "ExpertTile::expert");
+static_assert(OFFSET_OF(ExpertTile, first) == 4 && sizeof(ExpertTile::first) == 4, "ExpertTile::first");
+static_assert(OFFSET_OF(ExpertTile, end) == 8 && sizeof(ExpertTile::end) == 4, "ExpertTile::end");
+static_assert(OFFSET_OF(ExpertTile, unused) == 12 && sizeof(ExpertTile::unused) == 4, "ExpertTile::unused");
+
+// The host's `Sorted`.
+static_assert(sizeof(Sorted) == 48, "Sorted");
+static_assert(OFFSET_OF(Sorted, counts) == 0 && sizeof(Sorted::counts) == 8, "Sorted::counts");
+static_assert(OFFSET_OF(Sorted, slots) == 8 && sizeof(Sorted::slots) == 8, "Sorted::slots");
+static_assert(OFFSET_OF(Sorted, starts) == 16 && sizeof(Sorted::starts) == 8, "Sorted::starts");
+static_assert(OFFSET_OF(Sorted, sources) == 24 && sizeof(Sorted::sources) == 8, "Sorted::sources");
+static_assert(OFFSET_OF(Sorted, totals) == 32 && sizeof(Sorted::totals) == 8, "Sorted::totals");
+static_assert(OFFSET_OF(Sorted, tiles) == 40 && sizeof(Sorted::tiles) == 8, "Sorted::tiles");
 
 // The host's `LayerAddresses`.
 static_assert(sizeof(LayerAddresses) == 88, "LayerAddresses");

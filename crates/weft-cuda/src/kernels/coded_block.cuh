@@ -68,7 +68,7 @@ template <class W, int UNITS> struct CodedCopies {
 
 // Hands sums to `store(token, first of four tiles, column in each, pairs of sums)`.
 template <class W, int UNITS, class Store>
-__device__ __forceinline__ void multiply_coded_block(const u8 *weights, const u16 *x, int stride, u32 tokens, Store store) {
+__device__ __forceinline__ void multiply_coded_block(const u8 *weights, const u16 *x, int stride, u32 tokens, Store store, BlockPlace place) {
     using Copies = CodedCopies<W, UNITS>;
     static_assert(Copies::STAGE_BYTES <= BLOCK_STAGE, "the ring has room for its stages");
     constexpr int SLABS = WARP_TOKENS / 16;
@@ -77,8 +77,8 @@ __device__ __forceinline__ void multiply_coded_block(const u8 *weights, const u1
     let_next_start();
     wait_for_previous();
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const int first_tile = blockIdx.x * BLOCK_TILES;
-    const u32 first_token = blockIdx.y * BLOCK_TOKENS;
+    const int first_tile = place.first_tile;
+    const u32 first_token = place.first_token;
     const int warp_token = warp % 4 * WARP_TOKENS, warp_tile = warp / 4 * WARP_TILES;
     Copies copies(stages, weights, x, stride, first_tile, first_token, tokens);
     for (int s = 0; s < BLOCK_STAGES / BLOCK_AT_ONCE - 1; ++s) copies.begin_next();
@@ -145,7 +145,7 @@ __device__ __forceinline__ void multiply_coded_block(const u8 *weights, const u1
 
 // The product of a matrix in any form.
 template <class W, int UNITS, class Store>
-__device__ __forceinline__ void multiply_matrix_block(const u8 *weights, const u16 *x, int stride, u32 tokens, Store store) {
-    if constexpr (W::IS_PLAIN) multiply_block<UNITS, W::CHAINS>(weights, x, stride, tokens, store);
-    else multiply_coded_block<W, UNITS>(weights, x, stride, tokens, store);
+__device__ __forceinline__ void multiply_matrix_block(const u8 *weights, const u16 *x, int stride, u32 tokens, Store store, BlockPlace place = BlockPlace()) {
+    if constexpr (W::IS_PLAIN) multiply_block<UNITS, W::CHAINS>(weights, x, stride, tokens, store, place);
+    else multiply_coded_block<W, UNITS>(weights, x, stride, tokens, store, place);
 }

@@ -25,9 +25,9 @@ template <class W, int TOKENS> struct CodedTiledShape {
 };
 
 // Copies the stages of all tiles: each of four warps a unit of every tile.
-template <class W, int UNITS, int TOKENS>
+template <class W, int UNITS, int TOKENS, class Walk>
 __device__ __forceinline__ void copy_coded_tiles(TiledRing<CodedTiledShape<W, TOKENS>::STAGES> &ring, u8 *stages, const u8 *weights, int n_blocks,
-                                                 const u8 *x, const u8 *sums, u32 n_squares, const TileWalk &walk, u32 rank, int warp, int lane) {
+                                                 const u8 *x, const u8 *sums, const Walk &walk, u32 rank, int warp, int lane) {
     using Shape = CodedTiledShape<W, TOKENS>;
     constexpr int COLUMNS = UNITS * WARPS / 2, SQUARES = STAGE_UNITS / 2;
     constexpr int SUMS_BYTES = Shape::SUMS_BYTES / (TOKENS / SQUARE); // of a square of tokens
@@ -38,7 +38,8 @@ __device__ __forceinline__ void copy_coded_tiles(TiledRing<CodedTiledShape<W, TO
     if (warp == 0) wait_for_previous();
     for (int tile = walk.first; tile < walk.end; tile += walk.step) {
         const int first_tile = min(walk.pair(tile) * 2 + rank, n_blocks - 1u) * 2 * GROUP_TILES;
-        const u32 first_square = walk.tokens(tile) * (TOKENS / SQUARE);
+        const u32 first_square = walk.tokens(tile) / SQUARE, n_squares = walk.n_squares();
+        const u8 *matrix = weights + walk.matrix(tile);
         tokens.go_to(x, first_square, n_squares, COLUMNS);
         for (int k = 0; k < COLUMNS / SQUARES; ++k) {
             barrier_wait(&ring.empty[stage], parity);
@@ -60,7 +61,7 @@ __device__ __forceinline__ void copy_coded_tiles(TiledRing<CodedTiledShape<W, TO
                     using F = decltype(form);
                     constexpr int CHUNKS = F::BYTES / 16;
                     constexpr u32 TILE_BYTES = WARPS * UNITS * F::BYTES;
-                    const u8 *from = weights + tile_place<W>(first_tile + group * GROUP_TILES, UNITS) + place * F::BYTES;
+                    const u8 *from = matrix + tile_place<W>(first_tile + group * GROUP_TILES, UNITS) + place * F::BYTES;
                     u8 *own = to + group * Shape::GROUP_BYTES + warp * GROUP_TILES * F::BYTES;
 #pragma unroll
                     for (int i = lane; i < GROUP_TILES * CHUNKS; i += 32)
@@ -192,10 +193,10 @@ __device__ __forceinline__ void sum_coded_tile(float (&total)[TOKENS / 2], Reade
     }
 }
 
-// Hands the sums of 64 rows x TOKENS tokens to `store(first token, first row, sums, memory for
-// Staged)`. `sums` are those of the input over runs, if W has offsets.
-template <class W, int UNITS, int TOKENS, class Store>
-__device__ __forceinline__ void multiply_coded_tiles(const u8 *weights, int n_blocks, const u8 *x, const u8 *sums, u32 tokens, Store store) {
+// Hands the sums of 64 rows x TOKENS tokens to `store`, as `multiply_tiles` does. `sums` are those of
+// the input over runs, if W has offsets.
+template <class W, int UNITS, int TOKENS, class MakeWalk, class Store>
+__device__ __forceinline__ void multiply_coded_tiles(const u8 *weights, int n_blocks, const u8 *x, const u8 *sums, MakeWalk make_walk, Store store) {
     using Shape = CodedTiledShape<W, TOKENS>;
     u8 *memory = dynamic_shared();
     u8 *stages = memory + (1024 - shared_address(memory) % 1024) % 1024;
@@ -208,12 +209,10 @@ __device__ __forceinline__ void multiply_coded_tiles(const u8 *weights, int n_bl
     }
     cluster_meet();
     let_next_start();
-    const int pairs = (n_blocks + 1) / 2;
-    const u32 token_blocks = (tokens + TOKENS - 1) / TOKENS;
-    const TileWalk walk{pairs, (int)blockIdx.x / 2, (int)gridDim.x / 2, pairs * (int)token_blocks, token_blocks};
+    const auto walk = make_walk();
     if (group == 2) {
         leave_registers<40>();
-        copy_coded_tiles<W, UNITS, TOKENS>(ring, stages, weights, n_blocks, x, sums, (tokens + SQUARE - 1) / SQUARE, walk, rank, warp - 8, lane);
+        copy_coded_tiles<W, UNITS, TOKENS>(ring, stages, weights, n_blocks, x, sums, walk, rank, warp - 8, lane);
     } else {
         take_registers<232>();
         Reader<Shape::STAGES> reader{ring};
@@ -225,17 +224,21 @@ __device__ __forceinline__ void multiply_coded_tiles(const u8 *weights, int n_bl
                 sum_coded_tile<W, decltype(form), UNITS, TOKENS>(total, reader, stages, warp, lane);
             });
             if (block >= (u32)n_blocks) continue;
-            store(walk.tokens(tile) * TOKENS, block * 128 + group * 64, total, staged);
+            store(walk.at(tile), block * 128 + group * 64, total, staged);
         }
     }
     cluster_meet();
 }
 
-// The product of a matrix in any form.
+// The product of a matrix in any form, or of several matrices that a walk leads to.
+template <class W, int UNITS, int TOKENS, class MakeWalk, class Store>
+__device__ __forceinline__ void multiply_walked_tiles(const u8 *weights, int n_blocks, const u8 *x, const u8 *sums, MakeWalk make_walk, Store store) {
+    if constexpr (W::IS_PLAIN) multiply_tiles<UNITS, W::CHAINS, TOKENS>(weights, n_blocks, x, make_walk, store);
+    else multiply_coded_tiles<W, UNITS, TOKENS>(weights, n_blocks, x, sums, make_walk, store);
+}
 template <class W, int UNITS, int TOKENS, class Store>
 __device__ __forceinline__ void multiply_matrix_tiles(const u8 *weights, int n_blocks, const u8 *x, const u8 *sums, u32 tokens, Store store) {
-    if constexpr (W::IS_PLAIN) multiply_tiles<UNITS, W::CHAINS, TOKENS>(weights, n_blocks, x, tokens, store);
-    else multiply_coded_tiles<W, UNITS, TOKENS>(weights, n_blocks, x, sums, tokens, store);
+    multiply_walked_tiles<W, UNITS, TOKENS>(weights, n_blocks, x, sums, [&] { return TileWalk<TOKENS>(n_blocks, tokens); }, store);
 }
 
 #endif

@@ -60,14 +60,23 @@ template <int UNITS> struct StageCopies {
     }
 };
 
-// Hands sums to `store(token, first of four tiles, column in each, pairs of sums)`.
+// Where a block's rows and tokens begin: by its place in the grid, unless another kernel says.
+struct BlockPlace {
+    int first_tile;
+    u32 first_token;
+    __device__ __forceinline__ BlockPlace() : first_tile(blockIdx.x * BLOCK_TILES), first_token(blockIdx.y * BLOCK_TOKENS) {}
+    __device__ __forceinline__ BlockPlace(int first_tile, u32 first_token) : first_tile(first_tile), first_token(first_token) {}
+};
+
+// Hands sums of tokens up to `tokens` to `store(token, first of four tiles, column in each, pairs of
+// sums)`.
 template <int UNITS, int CHAINS, class Store>
-__device__ __forceinline__ void multiply_block(const u8 *weights, const u16 *x, int stride, u32 tokens, Store store) {
+__device__ __forceinline__ void multiply_block(const u8 *weights, const u16 *x, int stride, u32 tokens, Store store, BlockPlace place = BlockPlace()) {
     constexpr int SLABS = WARP_TOKENS / 16;
     u8 *stages = dynamic_shared();
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const int first_tile = blockIdx.x * BLOCK_TILES;
-    const u32 first_token = blockIdx.y * BLOCK_TOKENS;
+    const int first_tile = place.first_tile;
+    const u32 first_token = place.first_token;
     const int warp_token = warp % 4 * WARP_TOKENS, warp_tile = warp / 4 * WARP_TILES;
     StageCopies<UNITS> copies(stages, weights, x, stride, first_tile, first_token, tokens);
     for (int s = 0; s < BLOCK_STAGES / BLOCK_AT_ONCE - 1; ++s) copies.begin_next();

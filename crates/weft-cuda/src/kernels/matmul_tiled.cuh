@@ -24,13 +24,22 @@ template <int TOKENS> struct TiledShape {
     static constexpr int STAGES = (TILED_SHARED - 1024 - 2 * STAGED_TOKENS * STAGED_STRIDE) / STAGE;
     static_assert(STAGES >= 3, "a ring");
 };
-// What the blocks of a cluster take of a product in turn.
-struct TileWalk {
+// What the blocks of a cluster take of a product in turn: tiles `first`, `first + step` and so on, up
+// to `end`. `pair` says which two blocks of rows a tile has, `matrix` where their matrix begins, and
+// `tokens` the first of its tokens; `at` is handed to whoever stores the sums.
+template <int TOKENS> struct TileWalk {
     int pairs, first, step, end; // pairs of blocks of rows; tiles of this cluster
-    u32 n_blocks;                // of tokens
+    u32 n_tokens, n_blocks;      // n_blocks of TOKENS tokens
+    __device__ __forceinline__ TileWalk(int n_row_blocks, u32 n_tokens)
+        : pairs((n_row_blocks + 1) / 2), first(blockIdx.x / 2), step(gridDim.x / 2), n_tokens(n_tokens), n_blocks((n_tokens + TOKENS - 1) / TOKENS) {
+        end = pairs * (int)n_blocks;
+    }
+    __device__ __forceinline__ u32 n_squares() const { return (n_tokens + SQUARE - 1) / SQUARE; }
+    __device__ __forceinline__ u64 matrix(int) const { return 0; }
+    __device__ __forceinline__ u32 at(int tile) const { return tokens(tile); }
     static constexpr u32 NEAR = 8; // blocks of tokens that are taken together for each pair of rows
     __device__ __forceinline__ u32 pair(int tile) const { return tile % (pairs * NEAR) / width(tile); }
-    __device__ __forceinline__ u32 tokens(int tile) const { return tile / (pairs * NEAR) * NEAR + tile % (pairs * NEAR) % width(tile); }
+    __device__ __forceinline__ u32 tokens(int tile) const { return (tile / (pairs * NEAR) * NEAR + tile % (pairs * NEAR) % width(tile)) * TOKENS; }
     __device__ __forceinline__ u32 width(int tile) const { return min(NEAR, n_blocks - tile / (pairs * NEAR) * NEAR); }
 };
 
@@ -58,9 +67,9 @@ template <int TOKENS> struct TokenCopies {
 
 // Copies the stages of all tiles. Rows are small pieces of many places, which bulk copies bring too
 // slowly: each of four warps copies the units of four tiles.
-template <int UNITS, int TOKENS>
+template <int UNITS, int TOKENS, class Walk>
 __device__ __forceinline__ void copy_tiles(TiledRing<TiledShape<TOKENS>::STAGES> &ring, u8 *stages, const u8 *weights, int n_blocks,
-                                           const u8 *x, u32 n_squares, const TileWalk &walk, u32 rank, int warp, int lane) {
+                                           const u8 *x, const Walk &walk, u32 rank, int warp, int lane) {
     using Shape = TiledShape<TOKENS>;
     constexpr int COLUMNS = UNITS * WARPS / 2;
     constexpr u64 TILE_BYTES = (u64)WARPS * UNITS * UNIT_BYTES;
@@ -71,8 +80,8 @@ __device__ __forceinline__ void copy_tiles(TiledRing<TiledShape<TOKENS>::STAGES>
     if (warp == 0) wait_for_previous();
     for (int tile = walk.first; tile < walk.end; tile += walk.step) {
         const u32 block = min(walk.pair(tile) * 2 + rank, n_blocks - 1u);
-        const u8 *rows = weights + ((u64)block * 16 + warp * 4) * TILE_BYTES + lane * 16;
-        tokens.go_to(x, walk.tokens(tile) * (TOKENS / SQUARE), n_squares, COLUMNS);
+        const u8 *rows = weights + walk.matrix(tile) + ((u64)block * 16 + warp * 4) * TILE_BYTES + lane * 16;
+        tokens.go_to(x, walk.tokens(tile) / SQUARE, walk.n_squares(), COLUMNS);
         for (int k = 0; k < COLUMNS; ++k) {
             barrier_wait(&ring.empty[stage], parity);
             u8 *to = stages + stage * Shape::STAGE;
@@ -211,9 +220,10 @@ struct Staged {
 constexpr int STAGED_CHUNKS = STAGED_TOKENS * 8 / 128; // of a thread
 static_assert(STAGED_TOKENS == SQUARE, "results of a square of tokens");
 
-// Hands the sums of 64 rows x TOKENS tokens to `store(first token, first row, sums, memory for Staged)`.
-template <int UNITS, int CHAINS, int TOKENS, class Store>
-__device__ __forceinline__ void multiply_tiles(const u8 *weights, int n_blocks, const u8 *x, u32 tokens, Store store) {
+// Hands the sums of 64 rows x TOKENS tokens to `store(the walk's place, first row, sums, memory for
+// Staged)`. `make_walk` is called when the next kernel may start.
+template <int UNITS, int CHAINS, int TOKENS, class MakeWalk, class Store>
+__device__ __forceinline__ void multiply_tiles(const u8 *weights, int n_blocks, const u8 *x, MakeWalk make_walk, Store store) {
     using Shape = TiledShape<TOKENS>;
     u8 *memory = dynamic_shared();
     u8 *stages = memory + (1024 - shared_address(memory) % 1024) % 1024;
@@ -226,12 +236,10 @@ __device__ __forceinline__ void multiply_tiles(const u8 *weights, int n_blocks, 
     }
     cluster_meet();
     let_next_start();
-    const int pairs = (n_blocks + 1) / 2;
-    const u32 token_blocks = (tokens + TOKENS - 1) / TOKENS;
-    const TileWalk walk{pairs, (int)blockIdx.x / 2, (int)gridDim.x / 2, pairs * (int)token_blocks, token_blocks};
+    const auto walk = make_walk();
     if (group == 2) {
         leave_registers<TOKENS == 192 ? 56 : 72>();
-        copy_tiles<UNITS, TOKENS>(ring, stages, weights, n_blocks, x, (tokens + SQUARE - 1) / SQUARE, walk, rank, warp - 8, lane);
+        copy_tiles<UNITS, TOKENS>(ring, stages, weights, n_blocks, x, walk, rank, warp - 8, lane);
     } else {
         take_registers<TOKENS == 192 ? 224 : 216>();
         Reader<Shape::STAGES> reader{ring};
@@ -241,7 +249,7 @@ __device__ __forceinline__ void multiply_tiles(const u8 *weights, int n_blocks, 
             sum_tile<UNITS, CHAINS, TOKENS>(total, reader, stages, warp, lane);
             const u32 block = walk.pair(tile) * 2 + rank;
             if (block >= (u32)n_blocks) continue;
-            store(walk.tokens(tile) * TOKENS, block * 128 + group * 64, total, staged);
+            store(walk.at(tile), block * 128 + group * 64, total, staged);
         }
     }
     cluster_meet();

@@ -4,9 +4,13 @@ pub(crate) mod attend;
 mod choose;
 pub(crate) mod down_add;
 pub(crate) mod embed;
+mod expert_down_add;
+mod expert_gate_up;
+mod experts;
 pub(crate) mod norm_gate_up;
 pub(crate) mod norm_head;
 pub(crate) mod norm_qkv;
+mod norm_route;
 pub(crate) mod proj_add;
 pub(crate) mod rope_store;
 
@@ -135,6 +139,16 @@ impl Pass<'_> {
                 Op::ProjAdd { layer } => proj_add::launch(self, layer),
                 Op::NormGateUp { layer } => norm_gate_up::launch(self, layer),
                 Op::DownAdd { layer } => down_add::launch(self, layer),
+                Op::NormRoute { layer } => norm_route::launch(self, layer),
+                Op::ExpertGateUp { layer } => {
+                    let is_followed = next == Some(&Op::ExpertDownAdd { layer });
+                    expert_gate_up::launch(self, layer, is_followed)
+                }
+                Op::ExpertDownAdd { layer } => {
+                    let before = i.checked_sub(1).map(|i| ops[i]);
+                    let is_sorted = before == Some(Op::ExpertGateUp { layer });
+                    expert_down_add::launch(self, layer, is_sorted)
+                }
                 Op::NormHead if self.chosen != Chosen::ByHost => {
                     let masked = choose::take_masks(self);
                     masked

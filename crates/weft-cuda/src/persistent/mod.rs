@@ -331,6 +331,9 @@ fn code(op: Op) -> u32 {
         Op::NormGateUp { .. } => OpKind::NormGateUp,
         Op::DownAdd { .. } => OpKind::DownAdd,
         Op::NormHead => OpKind::NormHead,
+        Op::NormRoute { .. } | Op::ExpertGateUp { .. } | Op::ExpertDownAdd { .. } => {
+            unreachable!("models with experts have no persistent kernel")
+        }
     };
     kind as u32 | u32::from(op.layer().unwrap_or(0)) << 8
 }

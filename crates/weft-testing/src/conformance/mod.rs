@@ -4,6 +4,7 @@
 
 mod checks;
 mod drafts;
+mod experts;
 mod kv_rows;
 mod one_span;
 mod repair;
@@ -25,6 +26,10 @@ use super::{
 
 pub use checks::wrong_steps_are_refused;
 pub use drafts::a_draft_gives_the_bits_of_single_steps;
+pub use experts::{
+    MakeWith, experts_show_neither_cuts_nor_neighbours, laid_routes_match_the_reference,
+    ties_go_to_the_lower_index,
+};
 pub use kv_rows::{
     a_copied_page_is_the_page, rows_come_out_and_go_in_as_they_are,
     rows_copied_elsewhere_give_the_same_bits, where_a_page_is_entered_does_not_show,

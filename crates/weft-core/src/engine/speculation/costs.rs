@@ -7,6 +7,9 @@
 use std::collections::HashMap;
 
 use super::DraftSource;
+use crate::config::Config;
+use crate::device::MAX_DRAFT;
+use crate::weights::parameters_read;
 
 /// Weight of a new time in a running mean.
 const NEW: f64 = 1.0 / 16.0;
@@ -31,11 +34,24 @@ pub(super) struct Costs {
     /// By number of lanes.
     plain: HashMap<usize, f64>,
     drafts: HashMap<StepKind, Vec<f64>>,
+    /// Weights that a step of so many tokens reads, for guesses: tokens that are verified together
+    /// choose more experts. Empty if all steps read the same.
+    weights_read: Vec<f64>,
     /// The last step, if it had a draft: its time, which the next one completes.
     last: Option<(StepKind, f64)>,
 }
 
 impl Costs {
+    /// The costs of a model.
+    pub(super) fn new(config: &Config) -> Self {
+        let read = |n_tokens| parameters_read(config, n_tokens as u64);
+        let weights_read = match config.experts {
+            Some(_) => (0..=MAX_DRAFT).map(read).collect(),
+            None => Vec::new(),
+        };
+        Self { weights_read, ..Self::default() }
+    }
+
     /// Takes the time of a step of answers.
     pub(super) fn record(&mut self, kind: StepKind, seconds: f64) {
         let is_plain = kind.n_tokens == kind.n_lanes;
@@ -74,7 +90,8 @@ impl Costs {
     pub(super) fn ratio(&self, kind: StepKind) -> f64 {
         let n_drafted = (kind.n_tokens - kind.n_lanes) as f64;
         let per_token = TOKEN_GUESS + if kind.has_model { MODEL_TOKEN_GUESS } else { 0.0 };
-        let guess = 1.0 + per_token * n_drafted;
+        let read = |n_tokens: usize| self.weights_read.get(n_tokens).copied().unwrap_or(1.0);
+        let guess = read(kind.n_tokens) / read(kind.n_lanes) + per_token * n_drafted;
         let samples = self.drafts.get(&kind).map_or(&[][..], Vec::as_slice);
         let Some(plain) = self.plain(kind.n_lanes).filter(|_| samples.len() > 1) else {
             return guess;
@@ -191,6 +208,22 @@ mod tests {
         costs.record(kind(3), 90.0);
         costs.record(kind(1), 1.0);
         assert!((costs.ratio(kind(3)) - 1.2).abs() < 1e-9, "{}", costs.ratio(kind(3)));
+    }
+
+    /// A step that reads more experts costs more, until it is measured.
+    #[test]
+    fn drafts_of_mixtures_of_experts_are_guessed_to_cost_more() {
+        let costs = |name| Costs::new(&crate::shapes::config(name).unwrap());
+        let (dense, mut sparse) = (costs("qwen3-4b"), costs("qwen3-30b-a3b"));
+        assert!((dense.ratio(kind(5)) - 1.2).abs() < 1e-9);
+        let ratios: Vec<f64> = (2..=8).map(|n| sparse.ratio(kind(n))).collect();
+        assert!(ratios.is_sorted() && ratios[0] > 1.4 && ratios[6] > 3.5, "{ratios:?}");
+        for _ in 0..9 {
+            sparse.record(kind(1), 1.0);
+            sparse.record(kind(8), 2.0);
+            sparse.record(kind(1), 1.0);
+        }
+        assert!((sparse.ratio(kind(8)) - 2.0).abs() < 1e-9, "what is measured counts");
     }
 
     #[test]

@@ -16,6 +16,7 @@ mod request;
 use std::time::Duration;
 
 use crate::chunk::Piece;
+use crate::config::Config;
 use crate::device::{Device, MAX_DRAFT};
 use crate::model::Model;
 use crate::sampling::Sampler;
@@ -89,6 +90,11 @@ struct Draft {
 }
 
 impl Speculating {
+    /// What the lanes of a model share.
+    pub(super) fn new(config: &Config) -> Self {
+        Self { costs: Costs::new(config), ..Self::default() }
+    }
+
     /// Pages of the draft model that no lane has.
     #[cfg(test)]
     pub(super) fn free_draft_pages(&self) -> Option<usize> {

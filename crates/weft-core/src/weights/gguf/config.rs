@@ -9,7 +9,7 @@ use super::{Gguf, Metadata, NewMetadata, Wrong};
 use crate::config::{Config, ConfigError, Family, RopeConfig, RopeScaling};
 
 /// The key in the metadata for each key of `config.json` that it has, below the architecture.
-const COUNTS: [(&str, &str); 7] = [
+const COUNTS: [(&str, &str); 10] = [
     ("hidden_size", "embedding_length"),
     ("num_hidden_layers", "block_count"),
     ("num_attention_heads", "attention.head_count"),
@@ -17,6 +17,9 @@ const COUNTS: [(&str, &str); 7] = [
     ("head_dim", "attention.key_length"),
     ("intermediate_size", "feed_forward_length"),
     ("max_position_embeddings", "context_length"),
+    ("num_experts", "expert_count"),
+    ("num_experts_per_tok", "expert_used_count"),
+    ("moe_intermediate_size", "expert_feed_forward_length"),
 ];
 const REALS: [(&str, &str); 2] =
     [("rms_norm_eps", "attention.layer_norm_rms_epsilon"), ("rope_theta", "rope.freq_base")];
@@ -29,8 +32,7 @@ const SCALING: [(&str, &str); 5] = [
 ];
 
 /// Keys that change the result, and the only value for which weft's ops compute it.
-const NEUTRAL: [(&str, f64); 10] = [
-    ("expert_count", 0.0),
+const NEUTRAL: [(&str, f64); 9] = [
     ("attention.sliding_window", 0.0),
     ("attention.max_alibi_bias", 0.0),
     ("attention.clamp_kqv", 0.0),
@@ -42,18 +44,34 @@ const NEUTRAL: [(&str, f64); 10] = [
     ("residual_scale", 1.0),
 ];
 
+/// Keys of dense models that would make them others.
+const NEUTRAL_IF_DENSE: [(&str, f64); 1] = [("expert_count", 0.0)];
+
+/// The same of mixtures of experts.
+const NEUTRAL_IF_SPARSE: [(&str, f64); 6] = [
+    ("expert_shared_count", 0.0),
+    ("expert_group_count", 0.0),
+    ("expert_gating_func", 1.0),
+    ("expert_weights_norm", 1.0),
+    ("expert_weights_scale", 1.0),
+    ("leading_dense_block_count", 0.0),
+];
+
+/// The architecture of mixtures of experts.
+const SPARSE: &str = "qwen3moe";
+
 impl Gguf {
     /// The config of the model.
     pub fn config(&self) -> Result<Config, ConfigError> {
         let metadata = self.metadata();
         let architecture = match metadata.text("general.architecture").map_err(wrong)? {
-            Some(name @ ("qwen3" | "qwen2" | "llama")) => name,
+            Some(name @ ("qwen3" | SPARSE | "qwen2" | "llama")) => name,
             Some(name) => return Err(unsupported(name)),
             None => {
                 return Err(ConfigError::Metadata {
                     key: "general.architecture".to_owned(),
                     value: "absent".to_owned(),
-                    expected: "qwen3, qwen2 or llama".to_owned(),
+                    expected: "qwen3, qwen3moe, qwen2 or llama".to_owned(),
                 });
             }
         };
@@ -88,7 +106,14 @@ impl Gguf {
 fn translate(metadata: &Metadata, architecture: &str) -> Result<Map<String, Value>, ConfigError> {
     let key = |key: &str| format!("{architecture}.{key}");
     let mut keys = Map::new();
-    keys.insert("model_type".to_owned(), json!(architecture));
+    match architecture {
+        SPARSE => {
+            keys.insert("model_type".to_owned(), json!(Family::Qwen3Moe.model_type()));
+            // llama.cpp always does for this architecture, and no key says so.
+            keys.insert("norm_topk_prob".to_owned(), json!(true));
+        }
+        _ => drop(keys.insert("model_type".to_owned(), json!(architecture))),
+    }
     for (ours, theirs) in COUNTS {
         if let Some(count) = metadata.count(&key(theirs)).map_err(wrong)? {
             keys.insert(ours.to_owned(), json!(count));
@@ -133,13 +158,16 @@ fn translate(metadata: &Metadata, architecture: &str) -> Result<Map<String, Valu
 
 /// Writes the config to the metadata of a new file. Divisors of the rotary frequencies are a tensor.
 pub(crate) fn describe_config(config: &Config, metadata: &mut NewMetadata) {
-    let architecture = config.family.model_type();
+    let architecture = config.family.architecture();
     let key = |key: &str| format!("{architecture}.{key}");
     let rope = RopeConfig { scaling: RopeScaling::None, ..config.rope.clone() };
     let unscaled = Config { rope, ..config.clone() };
     let keys = unscaled.to_json().expect("only divisors cannot be written");
     for (ours, theirs) in COUNTS {
-        metadata.count(&key(theirs), keys[ours].as_u64().unwrap_or_default() as u32);
+        // Dense models have no experts to count.
+        if let Some(count) = keys.get(ours).and_then(Value::as_u64) {
+            metadata.count(&key(theirs), count as u32);
+        }
     }
     for (ours, theirs) in REALS {
         metadata.real(&key(theirs), keys[ours].as_f64().unwrap_or_default() as f32);
@@ -167,10 +195,14 @@ pub(crate) fn describe_config(config: &Config, metadata: &mut NewMetadata) {
 
 /// Refuses features that would silently change the result if they were ignored.
 fn refuse_what_no_op_computes(metadata: &Metadata, architecture: &str) -> Result<(), ConfigError> {
-    for (key, neutral) in NEUTRAL {
+    let others = match architecture {
+        SPARSE => &NEUTRAL_IF_SPARSE[..],
+        _ => &NEUTRAL_IF_DENSE,
+    };
+    for (key, neutral) in NEUTRAL.iter().chain(others) {
         let key = format!("{architecture}.{key}");
         match metadata.real(&key).map_err(wrong)? {
-            Some(number) if number != neutral => {
+            Some(number) if number != *neutral => {
                 return Err(ConfigError::Metadata {
                     key,
                     value: number.to_string(),
@@ -207,14 +239,18 @@ fn check_rotation(
 
 fn unsupported(architecture: &str) -> ConfigError {
     let reason = match architecture {
-        "qwen3moe" | "qwen2moe" | "qwen3vlmoe" => {
-            "weft has no mixtures of experts yet; take a dense Qwen3, Qwen2.5 or Llama 3 model"
+        "qwen2moe" | "qwen3vlmoe" => {
+            "of the mixtures of experts, weft runs Qwen3 MoE (qwen3moe); take that, or a Qwen3, \
+             Qwen2.5 or Llama 3 model"
         }
         "qwen35" | "qwen35moe" | "qwen3next" => {
             "its recurrent layers keep a state that no chunk of context can be cut from; take a \
              Qwen3, Qwen2.5 or Llama 3 model"
         }
-        _ => "weft runs GGUF files of the architectures qwen3, qwen2 (Qwen2.5 too) and llama",
+        _ => {
+            "weft runs GGUF files of the architectures qwen3, qwen3moe, qwen2 (Qwen2.5 too) and \
+             llama"
+        }
     };
     ConfigError::Unsupported { model_type: architecture.to_owned(), reason }
 }

@@ -35,5 +35,9 @@ fn in_layer(kind: LayerTensor) -> &'static str {
         LayerTensor::Gate => "ffn_gate.weight",
         LayerTensor::Up => "ffn_up.weight",
         LayerTensor::Down => "ffn_down.weight",
+        LayerTensor::Router => "ffn_gate_inp.weight",
+        LayerTensor::ExpertGate => "ffn_gate_exps.weight",
+        LayerTensor::ExpertUp => "ffn_up_exps.weight",
+        LayerTensor::ExpertDown => "ffn_down_exps.weight",
     }
 }

@@ -55,6 +55,7 @@ impl GgufWeights {
             let columns = *stored.shape.last().expect("every tensor has a shape");
             let form = match stored.shape.len() {
                 1 => Form::Plain,
+                _ if tensor.is_always_plain() => Form::Plain,
                 _ => stored.kind.form(),
             };
             let place = Place {

@@ -86,9 +86,12 @@ impl Blocks {
     /// The format of a tensor: vectors are F32, as llama.cpp needs them. The head keeps 8 bits, and
     /// so does an embedding that is the head too: errors there reach the logits directly.
     fn kind(self, shape: &TensorShape, config: &Config) -> Kind {
-        use crate::weights::Tensor::{Embed, Head};
+        use crate::weights::LayerTensor;
+        use crate::weights::Tensor::{Embed, Head, Layer};
         match (self, shape.tensor) {
             _ if shape.shape.len() == 1 => Kind::F32,
+            // llama.cpp computes with routers in f32.
+            (_, Layer(_, LayerTensor::Router)) => Kind::F32,
             (Self::Q4_0, Head) => Kind::Q8_0,
             (Self::Q4_0, Embed) if config.tied_head => Kind::Q8_0,
             (Self::Q4_0, _) => Kind::Q4_0,

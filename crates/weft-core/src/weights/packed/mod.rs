@@ -14,7 +14,7 @@ mod writer;
 use std::ops::Range;
 
 use super::files::Files;
-use super::{Coded, CodedRow, Form, Offset, Offsets, Scales, WeightsError};
+use super::{Code, Coded, CodedRow, Form, Offset, Offsets, Scales, WeightsError};
 
 pub(super) use self::modules::Patterns;
 pub(super) use self::part::{Part, widen};
@@ -119,6 +119,8 @@ enum Zeros {
         part: Part,
         is_v1: bool,
     },
+    /// In the middle of the codes' range, in no file.
+    Middle,
 }
 
 impl Packed {
@@ -130,10 +132,21 @@ impl Packed {
         }
     }
 
+    /// Gives a matrix of GPTQ whose zeros were left out the form of one that has them.
+    pub(super) fn add_zeros(&mut self) {
+        if let (Layout::Gptq, Zeros::None) = (self.layout, &self.zeros) {
+            self.zeros = Zeros::Middle;
+            self.form.offset = Offset::Zero;
+            if let Code::Int { bits: 4 } = self.form.code {
+                self.form.code = Code::Uint { bits: 4 };
+            }
+        }
+    }
+
     /// All tensors of the matrix, for the fingerprint.
     pub(super) fn parts(&self) -> impl Iterator<Item = &Part> {
         let zeros = match &self.zeros {
-            Zeros::None => None,
+            Zeros::None | Zeros::Middle => None,
             Zeros::Bytes(part) | Zeros::Rows(part) | Zeros::Awq(part) => Some(part),
             Zeros::Gptq { part, .. } => Some(part),
         };
@@ -380,6 +393,7 @@ impl Packed {
         let n_words = words.len();
         match &self.zeros {
             Zeros::None => return Ok(()),
+            Zeros::Middle => {}
             Zeros::Bytes(part) => part.read(files, rows.clone(), 0..groups, &mut band.bytes)?,
             Zeros::Rows(part) => part.read(files, words, 0..groups, &mut band.bytes)?,
             Zeros::Awq(part) | Zeros::Gptq { part, .. } => {
@@ -395,6 +409,7 @@ impl Packed {
             for g in 0..groups {
                 let zero = match &self.zeros {
                     Zeros::None => 0,
+                    Zeros::Middle => (1 << (self.form.code.bits() - 1)) - least,
                     Zeros::Bytes(_) => i16::from(band.bytes[i * groups + g].cast_signed()),
                     Zeros::Rows(_) => {
                         i16::from(self.code_in_word(stored[i / per_word * groups + g], k)) - least

@@ -10,7 +10,7 @@ use safetensors::Dtype;
 use super::{Factor, Layout, Packed, Part, Patterns, ScaleParts, Spread, Zeros, widen};
 use crate::config::{Packing, Shared};
 use crate::weights::files::Files;
-use crate::weights::{Code, Coded, Offset, Scale, Table, TensorShape, WeightsError};
+use crate::weights::{Code, Coded, Offset, Scale, Table, WeightsError};
 
 /// The number formats of plain tensors.
 pub(super) const PLAIN: &[Dtype] = &[Dtype::F32, Dtype::F16, Dtype::BF16];
@@ -40,17 +40,16 @@ pub(in crate::weights) fn pack(
     patterns: &Patterns,
     found: &mut Found,
     files: &Files,
-    shape: &TensorShape,
+    name: &str,
+    [rows, columns]: [usize; 2],
 ) -> Result<Option<Packed>, WeightsError> {
-    let name = shape.tensor.name();
-    if let Some(stored) = found.0.get(&name)
+    if let Some(stored) = found.0.get(name)
         && PLAIN.contains(&stored.part.dtype)
-        && stored.shape == shape.shape
+        && stored.shape == [rows, columns]
     {
         return Ok(None);
     }
-    let module = name.strip_suffix(".weight").unwrap_or(&name);
-    let (rows, columns) = (shape.rows(), shape.row());
+    let module = name.strip_suffix(".weight").unwrap_or(name);
     let m = Module { name: module, rows, columns, found, files };
     match &patterns.packing {
         Packing::None => Ok(None),

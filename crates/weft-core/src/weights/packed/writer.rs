@@ -2,6 +2,7 @@
 //! codes in words with bf16 scales, the embedding, the head, norms and biases as plain numbers.
 
 use std::collections::{BTreeMap, HashMap};
+use std::mem::replace;
 use std::path::Path;
 
 use half::{bf16, f16};
@@ -13,7 +14,7 @@ use super::compressed::{PACKED, SCALE, SHAPE};
 use crate::config::Config;
 use crate::weights::output::{Meter, Output, WriteError, for_each_tensor};
 use crate::weights::shards::{SINGLE_WEIGHTS_FILE, shard_name};
-use crate::weights::{Coded, Quantiser, Tensor, TensorShape, Weights};
+use crate::weights::{Coded, LayerTensor, Quantiser, Tensor, TensorShape, Weights};
 
 /// Bytes of a shard, as other tools choose them.
 const SHARD_BYTES: u64 = 5_000_000_000;
@@ -136,13 +137,27 @@ impl NewFolder {
             })?;
             return rows.finish();
         }
-        let part = |suffix| name_of(&name, suffix);
-        let sizes = [shape.rows(), shape.row()].map(|size| (size as u64).to_le_bytes());
-        output.write(shard.starts[&part(SHAPE)], sizes.as_flattened())?;
-        let mut packed = rows_of(&part(PACKED), shape.row() * self.form.code.bits() / 8);
-        let mut scales = rows_of(&part(SCALE), 2 * self.form.n_groups(shape.row()));
+        // A matrix of each expert.
+        let matrices = shape.in_files();
+        let rows_of_one = shape.rows() / matrices.len();
+        let begin = |matrix: usize| {
+            let part = |suffix| name_of(&matrices[matrix].0, suffix);
+            let packed = rows_of(&part(PACKED), shape.row() * self.form.code.bits() / 8);
+            (packed, rows_of(&part(SCALE), 2 * self.form.n_groups(shape.row())))
+        };
+        let sizes = [rows_of_one, shape.row()].map(|size| (size as u64).to_le_bytes());
+        for (name, _) in &matrices {
+            output.write(shard.starts[&name_of(name, SHAPE)], sizes.as_flattened())?;
+        }
+        let (mut packed, mut scales) = begin(0);
+        let mut finished = Ok(());
         let mut quantiser = Quantiser::new(self.form);
-        weights.read(shape.tensor, &mut |_, values| {
+        weights.read(shape.tensor, &mut |row, values| {
+            if row > 0 && row.is_multiple_of(rows_of_one) && finished.is_ok() {
+                let (next_packed, next_scales) = begin(row / rows_of_one);
+                let last = [replace(&mut packed, next_packed), replace(&mut scales, next_scales)];
+                finished = last.into_iter().try_for_each(|rows| rows.finish());
+            }
             let row = quantiser.quantise(values);
             packed.push(|to| match self.form.code.bits() {
                 8 => to.copy_from_slice(row.codes),
@@ -154,6 +169,7 @@ impl NewFolder {
             });
             scales.push(|to| narrow(Dtype::BF16, row.scales.units, to));
         })?;
+        finished?;
         packed.finish()?;
         scales.finish()
     }
@@ -186,9 +202,13 @@ impl Shard {
     }
 }
 
-/// Whether a tensor is packed: the matrices of layers are.
+/// Whether a tensor is packed: the matrices of layers are, but for routers.
 fn is_packed(shape: &TensorShape) -> bool {
-    matches!(shape.tensor, Tensor::Layer(..)) && shape.shape.len() == 2
+    match shape.tensor {
+        Tensor::Layer(_, LayerTensor::Router) => false,
+        Tensor::Layer(..) => shape.shape.len() > 1,
+        _ => false,
+    }
 }
 
 fn entries(shape: &TensorShape, form: Coded, plain: Dtype) -> Vec<Entry> {
@@ -196,18 +216,21 @@ fn entries(shape: &TensorShape, form: Coded, plain: Dtype) -> Vec<Entry> {
     if !is_packed(shape) {
         return vec![Entry { name, dtype: plain, shape: shape.shape.clone() }];
     }
-    let (rows, columns) = (shape.rows(), shape.row());
+    let columns = shape.row();
     let words = columns * form.code.bits() / 32;
-    let entry = |suffix, dtype, sizes: &[usize]| Entry {
-        name: name_of(&name, suffix),
-        dtype,
-        shape: sizes.to_vec(),
+    let of_matrix = |(name, sizes): (String, Vec<usize>)| {
+        let entry = |suffix, dtype, sizes: &[usize]| Entry {
+            name: name_of(&name, suffix),
+            dtype,
+            shape: sizes.to_vec(),
+        };
+        [
+            entry(PACKED, Dtype::I32, &[sizes[0], words]),
+            entry(SCALE, Dtype::BF16, &[sizes[0], form.n_groups(columns)]),
+            entry(SHAPE, Dtype::I64, &[2]),
+        ]
     };
-    vec![
-        entry(PACKED, Dtype::I32, &[rows, words]),
-        entry(SCALE, Dtype::BF16, &[rows, form.n_groups(columns)]),
-        entry(SHAPE, Dtype::I64, &[2]),
-    ]
+    shape.in_files().into_iter().flat_map(of_matrix).collect()
 }
 
 /// The name of a part of a matrix, from the name of its plain tensor.

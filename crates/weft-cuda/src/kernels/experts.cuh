@@ -1,0 +1,179 @@
+// Products of experts' matrices with up to eight tokens, at the speed of memory.
+//
+// The matrices of a layer's experts lie one after the other, each packed like any other matrix
+// (matvec.cuh), and sums are cut and added in the same order. A block finds the experts that its
+// tokens use (routing.cuh), so the host knows nothing of them. Each of them is read once: products
+// are computed for all tokens, and only those that use the expert keep theirs.
+#pragma once
+
+#include "kernels/matvec.cuh"
+#include "kernels/routing.cuh"
+#include "ops/norm_gate_up.cuh"
+
+// A kernel of experts lets the next one start only when routes can be read, so that it may read
+// them before it waits.
+__device__ __forceinline__ void wait_for_routes() {
+    wait_for_previous();
+    let_next_start();
+}
+
+// The copying warp: groups of tiles of experts, in the order in which they are used.
+// `place(i, expert, group)` says which group of which of the block's experts comes i-th.
+template <class M, class Place>
+__device__ __forceinline__ void stream_experts(Ring<M> &ring, u8 *stages, const u8 *weights, int first, int end, Place place, int lane) {
+#if __CUDA_ARCH__ >= 900
+    if (lane != 0) return; // one lane begins bulk copies
+#endif
+    RingPlace<M> to, oldest;
+    int on_their_way = 0;
+    for (int i = first; i < end; ++i) {
+        int expert, group;
+        place(i, expert, group);
+        const u8 *matrix = weights + (u64)expert * M::W::EXPERT_BYTES;
+        for (int j = 0; j < M::STRIPS * M::TILES; ++j) {
+            const int strip = j / M::TILES;
+            // The last group may have fewer tiles than others: what is copied instead is not used.
+            const int tile = min(group * M::TILES + j % M::TILES, M::W::ALL_TILES - 1), unit_bytes = M::W::unit_bytes(tile);
+            const u32 bytes = WARPS * min(M::STRIP, M::UNITS - strip * M::STRIP) * unit_bytes;
+            const u8 *from = matrix + tile_place<typename M::W>(tile, M::UNITS) + strip * (WARPS * M::STRIP) * unit_bytes;
+            if (on_their_way == M::IN_FLIGHT) {
+                barrier_wait(&ring.full[oldest.stage], oldest.parity);
+                oldest.next();
+                --on_their_way;
+            }
+            u64 *full = &ring.full[to.stage];
+            barrier_wait(&ring.empty[to.stage], to.parity ^ 1);
+            expect_copies(full, bytes, lane);
+            copy(stages + to.stage * M::STAGE_BYTES, from, bytes, full, lane);
+            copies_begun(full);
+            to.next();
+            ++on_their_way;
+        }
+    }
+#if __CUDA_ARCH__ < 900
+    await_copies<0>();
+#endif
+}
+
+// h = silu(n * W_gate) * (n * W_up) of the experts of up to eight tokens.
+template <class W>
+__device__ __forceinline__ void multiply_expert_gate_up(const Step &step, const u8 *weights, const uint4 *norm, const u16 *x, const RouteSource &routes, u16 *h) {
+    using M = Cut<W, HIDDEN_UNITS>;
+    static_assert(M::GOES_ROUND && M::STORED == 2 && M::TILES == 2, "a group is a tile of gate and its tile of up");
+    constexpr int GROUPS = W::ALL_TILES / 2;
+    u8 *stages = dynamic_shared();
+    __shared__ Ring<M> ring;
+    __shared__ __align__(16) Sums<M> sums;
+    __shared__ float squares[WARPS][8];
+    __shared__ Distinct used;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    ring_make(ring);
+    wait_for_routes();
+    const u32 tokens = n_tokens(step);
+    const Rows<1> rows(x, HIDDEN_STRIDE, tokens, [](u32 token) { return token; }, lane);
+    // The input is on its way while routes are chosen.
+    uint4 held[1][M::UNITS];
+    if (warp < WARPS) rows.load(held, warp * M::UNITS);
+    find_distinct(used, routes, tokens);
+    const u32 n_groups = used.n * GROUPS;
+    const Groups own{(int)((u64)n_groups * blockIdx.x / gridDim.x), (int)((u64)n_groups * (blockIdx.x + 1) / gridDim.x)};
+    if (warp == WARPS)
+        return stream_experts<M>(ring, stages, weights, own.first, own.end, [&](int i, int &expert, int &group) {
+            expert = used.experts[i / GROUPS], group = i % GROUPS;
+        }, lane);
+    const uint4 *own_norm = norm + warp * M::UNITS * 4 + lane % 4;
+    const float scale = norm_scale<M::UNITS, HIDDEN>(held[0], squares, warp, lane);
+#pragma unroll
+    for (int i = 0; i < M::UNITS; ++i) held[0][i] = normalise(held[0][i], own_norm[i * 4], scale);
+    auto store = [&](int set, int, bool, u32 token, u32 row, const float (&sums)[2]) {
+        const int i = set / GROUPS;
+        const u32 r = set % GROUPS * 8 + row;
+        if (used.has(i, token) && r < EXPERT_INTER)
+            h[(u64)used.sources[used.row(i, token)] * EXPERT_STRIDE + r] = round_one(gated(sums[0], sums[1]));
+    };
+    multiply<M, true>(ring, stages, sums, held, rows, own, tokens, store);
+}
+
+// x += sum of weight * (h * W_down) over the routes of up to eight tokens, in their order.
+template <class W>
+__device__ __forceinline__ void multiply_expert_down(const Step &step, const u8 *weights, const u16 *h, const RouteSource &routes, u16 *x) {
+    using M = Cut<W, EXPERT_UNITS>;
+    static_assert(M::GOES_ROUND && M::TILES <= 2, "sums of a thread");
+    constexpr int GROUPS = (W::ALL_TILES + M::TILES - 1) / M::TILES, BATCH = 4 / M::TILES, VALUES = M::TILES * 64;
+    constexpr int ROW_BYTES = EXPERT_STRIDE * 2, CHUNKS = ROW_BYTES / 16;
+    u8 *stages = dynamic_shared(), *input = stages + M::STAGES * M::STAGE_BYTES;
+    __shared__ Ring<M> ring;
+    __shared__ __align__(16) float sums[2][BATCH][M::TILES][WARPS][64];
+    __shared__ float products[N_CHOSEN][VALUES];
+    __shared__ Distinct used;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, thread = threadIdx.x;
+    ring_make(ring);
+    let_next_start();
+    const u32 tokens = n_tokens(step);
+    find_distinct(used, routes, tokens);
+    const int n = used.n;
+    const Groups own{(int)((u64)GROUPS * blockIdx.x / gridDim.x), (int)((u64)GROUPS * (blockIdx.x + 1) / gridDim.x)};
+    if (warp == WARPS)
+        return stream_experts<M>(ring, stages, weights, 0, (own.end - own.first) * n, [&](int i, int &expert, int &group) {
+            expert = used.experts[i % n], group = own.first + i / n;
+        }, lane);
+    wait_for_previous();
+    RingPlace<M> place;
+    const u32 token = thread % 64 / 8;
+    for (int group = own.first; group < own.end; ++group) {
+        // This thread's element of x, if it has one.
+        const u32 row = group * (M::TILES * 8) + thread / 64 * 8 + thread % 8;
+        const bool stores = thread < VALUES && token < tokens && row < HIDDEN;
+        u16 *to = x + (u64)token * HIDDEN_STRIDE + row;
+        const u16 before = stores ? load_fresh(to) : 0;
+        int in_batch = 0, buffer = 0, end = 0;
+        // Inputs lie in shared memory, as many experts' at a time as there is room for.
+        for (int first = 0; first < n; first = end) {
+            for (end = first + 1; end < n && used.first_row[end + 1] - used.first_row[first] <= EXPERT_INPUT_ROWS;) ++end;
+            const int first_row = used.first_row[first], n_rows = used.first_row[end] - first_row;
+            if (first > 0 || group > own.first) meet(); // those before have been read
+            for (int i = thread; i < n_rows * CHUNKS; i += WARPS * 32)
+                copy_chunk(input + i * 16, (const u8 *)h + (u64)used.sources[first_row + i / CHUNKS] * ROW_BYTES + i % CHUNKS * 16);
+            commit_copies();
+            await_copies<0>();
+            meet();
+            for (int i = first; i < end; ++i) {
+                uint4 held[1][M::UNITS];
+                const bool is_used = used.has(i, lane / 4);
+                const u8 *from = input + (used.row(i, lane / 4) - first_row) * ROW_BYTES + warp * M::UNITS * 64 + lane % 4 * 16;
+#pragma unroll
+                for (int u = 0; u < M::UNITS; ++u) held[0][u] = is_used ? *(const uint4 *)(from + u * 64) : make_uint4(0, 0, 0, 0);
+                float sum[M::TILES][4] = {};
+                multiply_held(ring, stages, place, held, 0, sum);
+#pragma unroll
+                for (int tile = 0; tile < M::TILES; ++tile) {
+                    float *part = sums[buffer][in_batch][tile][warp];
+                    const bool is_second = tile % 2 == 1;
+                    if constexpr (M::IN_PAIRS)
+#pragma unroll
+                        for (int e = 0; e < 2; ++e) part[(lane % 4 * 2 + e) * 8 + lane / 4] = is_second ? sum[tile - is_second][2 + e] : sum[tile][e];
+                    else *(float2 *)&part[lane * 2] = make_float2(sum[tile][0], sum[tile][1]);
+                }
+                if (++in_batch < BATCH && i + 1 < n) continue;
+                meet();
+                // A thread adds up the eighths of one product of one expert of the batch.
+                const int which = thread / VALUES, of = i + 1 - in_batch + which;
+                if (which < in_batch && used.has(of, token)) {
+                    const auto &parts = sums[buffer][which][thread % VALUES / 64];
+                    float total = parts[0][thread % 64];
+#pragma unroll
+                    for (int w = 1; w < WARPS; ++w) total += parts[w][thread % 64];
+                    products[used.sources[used.row(of, token)] % N_CHOSEN][thread % VALUES] = total;
+                }
+                in_batch = 0, buffer ^= 1;
+            }
+        }
+        meet();
+        if (stores) {
+            float sum = 0.0f;
+#pragma unroll 4
+            for (int i = 0; i < N_CHOSEN; ++i) sum += __fmul_rn(used.routes[token][i].weight, products[i][thread]);
+            *to = round_one(widen(before) + sum);
+        }
+    }
+}

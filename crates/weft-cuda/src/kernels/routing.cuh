@@ -1,0 +1,133 @@
+// Which experts a token uses, and with which weights: `weft_core::routing` is the definition. Every
+// kernel that routes calls `choose_routes`, so all have the same routes.
+#pragma once
+
+#include "generated/experts.cuh"
+#include "kernels/base.cuh"
+#include "kernels/routes.cuh"
+
+// Experts of a lane: every 32nd.
+constexpr int LANE_EXPERTS = (EXPERTS + 31) / 32;
+
+// A logit as an integer that rises with it, never 0. NaN is the lowest; both zeros are equal.
+__device__ __forceinline__ u32 logit_key(float logit) {
+    const float value = logit != logit ? NEVER : logit + 0.0f;
+    const u32 bits = __float_as_uint(value);
+    return bits >> 31 ? ~bits : bits | 0x80000000u;
+}
+__device__ __forceinline__ float logit_of(u32 key) { return __uint_as_float(key >> 31 ? key ^ 0x80000000u : ~key); }
+
+// The routes of a token from its logits, by one warp: to[N_CHOSEN] in shared memory, in the order of
+// experts. Ties go to the lower index.
+__device__ __forceinline__ void choose_routes(const float *logits, Route *to, int lane) {
+    u32 keys[LANE_EXPERTS], chosen = 0, most = 0;
+    float all = 0.0f;
+#pragma unroll
+    for (int j = 0; j < LANE_EXPERTS; ++j) {
+        const int expert = j * 32 + lane;
+        keys[j] = expert < EXPERTS ? logit_key(load_fresh(logits + expert)) : 0;
+    }
+#pragma unroll 1
+    for (int i = 0; i < N_CHOSEN; ++i) {
+        u32 best = 0, own = ~0u;
+#pragma unroll
+        for (int j = LANE_EXPERTS - 1; j >= 0; --j) {
+            const bool is_better = !(chosen >> j & 1) && keys[j] >= best;
+            if (is_better) best = keys[j], own = j * 32 + lane;
+        }
+        const u32 best_of_all = __reduce_max_sync(FULL, best);
+        if (i == 0) most = best_of_all;
+        const u32 first = __reduce_min_sync(FULL, best == best_of_all ? own : ~0u);
+        if (own == first) chosen |= 1u << first / 32;
+    }
+    const float highest = logit_of(most);
+    float weights[LANE_EXPERTS];
+#pragma unroll
+    for (int j = 0; j < LANE_EXPERTS; ++j) {
+        const bool counts = NORMALISED ? chosen >> j & 1 : j * 32 + lane < EXPERTS;
+        weights[j] = expf(logit_of(keys[j]) - highest);
+        if (counts) all += weights[j];
+    }
+#pragma unroll
+    for (int other = 1; other < 32; other *= 2) all += __shfl_xor_sync(FULL, all, other);
+    int before = 0;
+#pragma unroll
+    for (int j = 0; j < LANE_EXPERTS; ++j) {
+        const u32 lanes = __ballot_sync(FULL, chosen >> j & 1);
+        if (chosen >> j & 1) to[before + __popc(lanes & ((1u << lane) - 1))] = Route{(u32)(j * 32 + lane), weights[j] / all};
+        before += __popc(lanes);
+    }
+    __syncwarp();
+}
+
+// The routes of a token, by one warp, to shared memory.
+__device__ __forceinline__ void routes_of(const RouteSource &from, u32 token, Route *to, int lane) {
+    if (from.logits) return choose_routes(from.logits + (u64)token * EXPERTS, to, lane);
+    for (int i = lane; i < N_CHOSEN; i += 32) {
+        const uint2 route = load_fresh((const uint2 *)(from.routes + (u64)token * N_CHOSEN + i));
+        to[i] = Route{route.x, __uint_as_float(route.y)};
+    }
+    __syncwarp();
+}
+
+// The experts that up to eight tokens use, each once, in order, and their rows: one for each token
+// that uses the expert, in the order of experts and then of tokens.
+constexpr int MOST_ROWS = FEW * N_CHOSEN;
+constexpr int MOST_DISTINCT = MOST_ROWS < EXPERTS ? MOST_ROWS : EXPERTS;
+struct Distinct {
+    Route routes[FEW][N_CHOSEN];
+    u32 words[LANE_EXPERTS];        // a bit for each expert
+    u32 tokens[MOST_DISTINCT];      // a bit for each token that uses the expert
+    u16 experts[MOST_DISTINCT];
+    u16 first_row[MOST_DISTINCT + 1];
+    u16 sources[MOST_ROWS];         // token * N_CHOSEN + which of its routes, for each row
+    u32 n;
+
+    // The row of a token that uses an expert, if it does.
+    __device__ __forceinline__ bool has(int i, u32 token) const { return tokens[i] >> token & 1; }
+    __device__ __forceinline__ int row(int i, u32 token) const { return first_row[i] + __popc(tokens[i] & ((1u << token) - 1)); }
+};
+
+// Called by all RING_THREADS threads of a block.
+__device__ __forceinline__ void find_distinct(Distinct &to, const RouteSource &from, u32 n_tokens) {
+    static_assert(MOST_ROWS <= RING_THREADS, "a thread for each route");
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, thread = threadIdx.x;
+    for (int i = thread; i < LANE_EXPERTS; i += RING_THREADS) to.words[i] = 0;
+    for (int i = thread; i < MOST_DISTINCT; i += RING_THREADS) to.tokens[i] = 0;
+    if (warp < n_tokens && warp < FEW) routes_of(from, warp, to.routes[warp], lane);
+    __syncthreads();
+    const u32 token = thread / N_CHOSEN, route = thread % N_CHOSEN;
+    const bool is_one = token < n_tokens && token < FEW;
+    const u32 expert = is_one ? to.routes[token][route].expert : 0;
+    if (is_one) atomicOr(&to.words[expert / 32], 1u << expert % 32);
+    __syncthreads();
+    int own = __popc(to.words[expert / 32] & ((1u << expert % 32) - 1));
+    for (u32 i = 0; i < expert / 32; ++i) own += __popc(to.words[i]);
+    if (is_one) {
+        to.experts[own] = expert;
+        atomicOr(&to.tokens[own], 1u << token);
+    }
+    if (thread == 0) {
+        u32 n = 0;
+        for (int i = 0; i < LANE_EXPERTS; ++i) n += __popc(to.words[i]);
+        to.n = n;
+    }
+    __syncthreads();
+    if (warp == 0) {
+        int before = 0;
+        for (int first = 0; first < (int)to.n; first += 32) {
+            int count = first + lane < (int)to.n ? __popc(to.tokens[first + lane]) : 0, sum = count;
+#pragma unroll
+            for (int by = 1; by < 32; by *= 2) {
+                const int other = __shfl_up_sync(FULL, sum, by);
+                if (lane >= by) sum += other;
+            }
+            if (first + lane < (int)to.n) to.first_row[first + lane] = before + sum - count;
+            before += __shfl_sync(FULL, sum, 31);
+        }
+        if (lane == 0) to.first_row[to.n] = before;
+    }
+    __syncthreads();
+    if (is_one) to.sources[to.row(own, token)] = token * N_CHOSEN + route;
+    __syncthreads();
+}
