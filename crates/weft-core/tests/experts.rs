@@ -93,8 +93,13 @@ const N_EXPERTS: usize = 3;
 fn sparse(folder: &Path) -> ((Config, Entries), (Config, Entries)) {
     let json = fs::read_to_string(folder.join("config.json")).unwrap();
     // Names of matrices that are experts' now.
-    let json = json.replace("\"model.layers.0.mlp.", "\"re:.*");
-    let json = json.replace(r"\\.mlp\\.gate", r"\\.mlp.*gate_");
+    let mut json = json.replace(r"mlp\\.", r"mlp\\..*");
+    for kind in ["gate_proj", "up_proj", "down_proj"] {
+        let name = |of: &str| format!("\"model.layers.0.mlp.{of}{kind}\"");
+        let experts = (0..N_EXPERTS).map(|expert| name(&format!("experts.{expert}.")));
+        let all: Vec<String> = [name("")].into_iter().chain(experts).collect();
+        json = json.replace(&name(""), &all.join(", "));
+    }
     let mut keys: Value = serde_json::from_str(&json).unwrap();
     let beside = folder.join("hf_quant_config.json");
     if beside.exists() {
