@@ -13,8 +13,8 @@ qwen3.gguf, qwen3_yarn.gguf, qwen2-0000n-of-00002.gguf, llama3.gguf
     The golden models as llama.cpp's converter writes them (conversion/base.py, llama.py): its
     names, norms as F32, rows of q and k permuted for llama, `rope_freqs.weight`.
 moe.gguf, moe.truth
-    A qwen3moe model of 2 layers and 5 experts, of which 2 are chosen, with experts of several types,
-    and its experts' values in the same order.
+    A qwen3moe model of a layer and 3 experts, of which 2 are chosen, of several types, and the
+    experts' values in the order of the file.
 blocks.f32, blocks.q8_0, blocks.q4_0
     Values, and the blocks that gguf-py's `quantize` makes of them.
 chat.gguf
@@ -110,7 +110,7 @@ def write_types() -> None:
 
 def write_experts() -> None:
     random = np.random.default_rng(23)
-    hidden, layers, vocab, experts, width = 256, 2, 5, 5, 32
+    hidden, layers, vocab, experts, width = 256, 1, 5, 3, 32
     config = {
         "hidden_size": hidden, "num_hidden_layers": layers, "num_attention_heads": 2,
         "num_key_value_heads": 1, "head_dim": 2, "intermediate_size": 48,
@@ -121,10 +121,7 @@ def write_experts() -> None:
     writer.add_expert_count(experts)
     writer.add_expert_used_count(2)
     writer.add_expert_feed_forward_length(width)
-    kinds = [
-        {"gate": Type.Q4_K, "up": Type.Q4_0, "down": Type.Q8_0},
-        {"gate": Type.BF16, "up": Type.Q6_K, "down": Type.MXFP4},
-    ]
+    kinds = [{"gate": Type.Q4_K, "up": Type.BF16, "down": Type.Q4_0}]
     truth = b""
     for layer in range(layers):
         block = f"blk.{layer}."

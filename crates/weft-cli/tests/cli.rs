@@ -400,6 +400,10 @@ fn show_prints_the_true_shape() {
     assert_eq!(json["kv_bytes_of_context"].as_u64(), Some(512 * 2 * 2 * 32 * 4));
     assert!(text.contains("524 kB per 1k tokens, 262 kB for 512, on the device"), "{text}");
     assert!(text.contains("reserved for a context of 512"), "{text}");
+    // A token reads all but the embedding, which is the head, and one of its rows.
+    assert_eq!(json["active_parameters"], json["parameters"]);
+    let read = 4 * (700 * 32 + 2 * layer + 32 + 32);
+    assert_eq!(json["weight_bytes_per_token"].as_u64(), Some(read));
 }
 
 #[test]

@@ -14,10 +14,14 @@ use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
 use cap::Cap;
+use safetensors::tensor::{Dtype as FileDtype, TensorView, serialize};
+use weft_core::config::Config;
 use weft_core::export::{ExportError, ExportForm, export};
 use weft_core::model::{Model, Origin};
 use weft_core::sampling::{GenerationConfig, Sampling};
-use weft_core::weights::{Coded, Form, Quantised, Tensor, Weights, WriteError, tensors};
+use weft_core::weights::{
+    Coded, Form, LayerTensor, Quantised, RandomWeights, Tensor, Weights, WriteError, tensors,
+};
 
 #[global_allocator]
 static ALLOCATOR: Cap<std::alloc::System> = Cap::new(std::alloc::System, usize::MAX);
@@ -184,4 +188,77 @@ fn memory_is_bounded_by_the_largest_tensor() {
         write(&model, form, &folder.path().join(name)).unwrap();
     }
     ALLOCATOR.set_limit(usize::MAX).unwrap();
+}
+
+/// A folder with a mixture of experts and the words of the bundled model.
+fn write_sparse(folder: &Path, normalised: bool) -> Model {
+    for name in ["tokenizer.json", "chat_template.jinja", "tokenizer_config.json"] {
+        fs::copy(tiny().join(name), folder.join(name)).unwrap();
+    }
+    let vocab = Model::open(&tiny()).unwrap().config.vocab;
+    let json = format!(
+        r#"{{"model_type": "qwen3_moe", "hidden_size": 64, "num_hidden_layers": 2,
+            "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32,
+            "intermediate_size": 96, "vocab_size": {vocab}, "max_position_embeddings": 512,
+            "num_experts": 3, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
+            "norm_topk_prob": {normalised}, "rope_theta": 10000.0, "torch_dtype": "bfloat16"}}"#
+    );
+    fs::write(folder.join("config.json"), &json).unwrap();
+    let config = Config::from_json(json.as_bytes()).unwrap();
+    let (random, mut parts) = (RandomWeights::new(&config, 3), Vec::new());
+    for shape in tensors(&config) {
+        let bytes: Vec<u8> = values(&random, shape.tensor)
+            .into_iter()
+            .flat_map(|value| half::bf16::from_f32(value).to_le_bytes())
+            .collect();
+        let in_files = shape.in_files();
+        let pieces = bytes.chunks_exact(bytes.len() / in_files.len()).map(<[u8]>::to_vec);
+        parts.extend(in_files.into_iter().zip(pieces.collect::<Vec<_>>()));
+    }
+    let mut views = Vec::new();
+    for ((name, shape), bytes) in &parts {
+        let view = TensorView::new(FileDtype::BF16, shape.clone(), bytes).unwrap();
+        views.push((name.clone(), view));
+    }
+    fs::write(folder.join("model.safetensors"), serialize(views, None).unwrap()).unwrap();
+    Model::open(folder).unwrap()
+}
+
+/// Experts are written one by one to a folder and together to a GGUF file, and routers stay plain.
+#[test]
+fn experts_have_the_codes_of_the_quantiser() {
+    let _alone = ALONE.lock();
+    let folder = tempfile::tempdir().unwrap();
+    let model = write_sparse(folder.path(), true);
+    let to = folder.path().join("int4");
+    write(&model, ExportForm::Int4, &to).unwrap();
+    let read = Model::open(&to).unwrap();
+    let quantised = Quantised::new(Model::open(folder.path()).unwrap().weights, Coded::int(4));
+    for shape in tensors(&model.config) {
+        let tensor = shape.tensor;
+        let is_router = matches!(tensor, Tensor::Layer(_, LayerTensor::Router));
+        if matches!(tensor, Tensor::Layer(..)) && shape.shape.len() > 1 && !is_router {
+            assert!(codes(&*read.weights, tensor) == codes(&quantised, tensor), "{tensor:?}");
+        } else {
+            let same = values(&*read.weights, tensor) == values(&*model.weights, tensor);
+            assert!(same, "{tensor:?}");
+        }
+    }
+    let to = folder.path().join("q8_0.gguf");
+    write(&model, ExportForm::Q8_0, &to).unwrap();
+    let read = Model::open(&to).unwrap();
+    assert_eq!(read.config.experts, model.config.experts);
+    for shape in tensors(&model.config) {
+        let (ours, plain) =
+            (values(&*read.weights, shape.tensor), values(&*model.weights, shape.tensor));
+        let is_router = matches!(shape.tensor, Tensor::Layer(_, LayerTensor::Router));
+        let most = plain.iter().fold(0.0_f32, |most, v| most.max(v.abs()));
+        let error = if shape.shape.len() == 1 || is_router { 0.0 } else { most / 127.0 };
+        let near = |(a, b): (&f32, &f32)| (a - b).abs() <= error;
+        assert!(ours.iter().zip(&plain).all(near), "{:?}", shape.tensor);
+    }
+    let others = tempfile::tempdir().unwrap();
+    let model = write_sparse(others.path(), false);
+    let refused = write(&model, ExportForm::Q8_0, &others.path().join("x.gguf")).unwrap_err();
+    assert!(refused.to_string().contains("do not sum to 1"), "{refused}");
 }

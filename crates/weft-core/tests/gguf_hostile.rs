@@ -214,9 +214,11 @@ fn values_of_the_metadata_that_weft_cannot_run_are_named() {
         |f| f.set_text("qwen3.rope.scaling.type", "longrope"),
         &["`qwen3.rope.scaling.type` is longrope", "yarn"],
     );
-    for (name, why) in
-        [("qwen2moe", "mixtures of experts"), ("qwen35", "recurrent"), ("gemma3", "qwen3, qwen2")]
-    {
+    for (name, why) in [
+        ("qwen2moe", "mixtures of experts"),
+        ("qwen35", "recurrent"),
+        ("gemma3", "qwen3, qwen3moe"),
+    ] {
         assert_refused(|f| f.set_text("general.architecture", name), &[name, why]);
     }
     assert_refused(|f| f.remove("general.architecture"), &["`general.architecture` is absent"]);

@@ -46,7 +46,7 @@ impl fmt::Display for Passed {
 #[cfg(feature = "cpu")]
 pub fn cpu() -> Result<Passed, String> {
     let isa = weft_cpu::Isa::choose().map_err(|error| error.to_string())?;
-    run_on(|config, weights, limits| {
+    run_on(SPARSE_TEST_MODEL, |config, weights, limits| {
         let options = weft_cpu::Options { limits, threads: weft_cpu::n_cores(), isa };
         let device = weft_cpu::CpuDevice::new(config, weights, options);
         Ok(Box::new(device.map_err(|error| error.to_string())?))
@@ -63,7 +63,7 @@ pub fn cuda(launches: weft_cuda::Launches) -> Result<Passed, String> {
     use weft_cuda::Launches;
     let is_kept = is_recorded(launches);
     let launches = if launches == Launches::Auto { Launches::Graph } else { launches };
-    let passed = run_on(|config, weights, limits| {
+    let passed = run_on(TEST_MODEL, |config, weights, limits| {
         let options = weft_cuda::Options { launches, ..weft_cuda::Options::new(limits) };
         let device = weft_cuda::CudaDevice::new(config, weights, options);
         Ok(Box::new(device.map_err(|error| error.to_string())?))
@@ -98,10 +98,11 @@ fn cuda_record() -> Option<weft_cuda::TestRecord> {
 /// token by token, and the reference's logits up to rounding. If the device chooses tokens, it must
 /// choose the sampler's.
 fn run_on(
+    model: &[u8],
     make: impl FnOnce(&Config, &RandomWeights, Limits) -> Result<Box<dyn Inspect>, String>,
 ) -> Result<Passed, String> {
     let start = Instant::now();
-    let tested = test(make);
+    let tested = test(model, make);
     let device = tested.map_err(|what| {
         format!("{what}; the build or the machine is faulty: rebuild, then test the memory")
     })?;
@@ -109,9 +110,10 @@ fn run_on(
 }
 
 fn test(
+    model: &[u8],
     make: impl FnOnce(&Config, &RandomWeights, Limits) -> Result<Box<dyn Inspect>, String>,
 ) -> Result<String, String> {
-    let config = Config::from_json(TEST_MODEL).map_err(|error| error.to_string())?;
+    let config = Config::from_json(model).map_err(|error| error.to_string())?;
     let weights = RandomWeights::new(&config, 1);
     let limits = Limits { step_tokens: 16, step_outputs: MAX_LANES, positions: 64, pages: 1 };
     let mut device = make(&config, &weights, limits)?;
@@ -208,6 +210,14 @@ const TEST_MODEL: &[u8] = br#"{"model_type": "qwen3", "hidden_size": 64, "num_hi
     "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32, "intermediate_size": 96,
     "vocab_size": 256, "max_position_embeddings": 64, "rope_theta": 1e6, "tie_word_embeddings": true}"#;
 
+/// The same with experts in the second layer, so that every op runs.
+#[cfg(feature = "cpu")]
+const SPARSE_TEST_MODEL: &[u8] = br#"{"model_type": "qwen3_moe", "hidden_size": 64,
+    "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32,
+    "intermediate_size": 96, "num_experts": 5, "num_experts_per_tok": 2,
+    "moe_intermediate_size": 72, "norm_topk_prob": true, "mlp_only_layers": [0], "vocab_size": 256,
+    "max_position_embeddings": 64, "rope_theta": 1e6, "tie_word_embeddings": true}"#;
+
 /// The test's prompt, in the first page.
 struct Prompt {
     tokens: Vec<u32>,
@@ -288,11 +298,14 @@ mod tests {
         for (tensor, name) in [
             (layer(LayerTensor::K), "norm_qkv"),
             (layer(LayerTensor::O), "proj_add"),
-            (layer(LayerTensor::Up), "norm_gate_up"),
-            (layer(LayerTensor::Down), "down_add"),
+            (Tensor::Layer(0, LayerTensor::Up), "norm_gate_up"),
+            (Tensor::Layer(0, LayerTensor::Down), "down_add"),
+            (layer(LayerTensor::Router), "norm_route"),
+            (layer(LayerTensor::ExpertUp), "expert_gate_up"),
+            (layer(LayerTensor::ExpertDown), "expert_down_add"),
             (Tensor::FinalNorm, "norm_head"),
         ] {
-            let said = run_on(|config, _, limits| {
+            let said = run_on(SPARSE_TEST_MODEL, |config, _, limits| {
                 let weights = Off { tensor, random: RandomWeights::new(config, 1) };
                 let options = Options::new(limits).expect("instructions of this machine");
                 let device = CpuDevice::new(config, &weights, options);

@@ -106,7 +106,7 @@ fn bytes_of_token(model: &Model) -> u64 {
     let forms = Forms::of(&*model.weights, config);
     let work = Work { n_tokens: 1, n_outputs: 1, ..Work::default() };
     let rows = config.kv_bytes_per_token(config.dtype);
-    let all = plan(config).iter().map(|op| op.bytes(config, &forms, config.dtype, &work));
+    let all = plan(config).into_iter().map(|op| op.bytes(config, &forms, config.dtype, &work));
     all.sum::<u64>() - rows
 }
 

@@ -130,7 +130,7 @@ impl Place {
                     let first = expert * experts.rows;
                     let named = Named { expert: Some(expert), ..named };
                     place.read_rows(files, named, rows, &mut |row, values| {
-                        visit(first + row, values)
+                        visit(first + row, values);
                     })
                 })
             }

@@ -19,6 +19,9 @@ use crate::{LIMITS, Work, config, run, span, tokens};
 /// Creates a device for a model with these weights.
 pub type MakeWith<'m> = &'m dyn Fn(&Config, &dyn Weights, Limits) -> Box<dyn Inspect>;
 
+/// The expert of a token's route.
+type Pattern<'p> = &'p dyn Fn(usize, usize) -> usize;
+
 /// A prompt in one step equals the same prompt in blocks, each beside a block of another lane, and
 /// token by token, bit for bit.
 pub fn experts_show_neither_cuts_nor_neighbours(make: Make<'_>) {
@@ -70,7 +73,7 @@ pub fn laid_routes_match_the_reference(make: MakeWith<'_>, weights: &dyn Weights
     let last = |_token: usize, route: usize| count - chosen + route;
     let turns = |token: usize, route: usize| (token * chosen + route) % count;
     let own = |token: usize, route: usize| (token + 2 * route) % count;
-    let patterns: [(&str, &dyn Fn(usize, usize) -> usize); 4] =
+    let patterns: [(&str, Pattern<'_>); 4] =
         [("first", &one), ("last", &last), ("turns", &turns), ("own", &own)];
     let work = Work::new(&tokens(n, 5, config.vocab), 0, Vec::new(), span(0, n, 0));
     let lanes: [Lane<'_>; 1] = [work.lane()];

@@ -155,8 +155,9 @@ impl NewFolder {
         weights.read(shape.tensor, &mut |row, values| {
             if row > 0 && row.is_multiple_of(rows_of_one) && finished.is_ok() {
                 let (next_packed, next_scales) = begin(row / rows_of_one);
-                let last = [replace(&mut packed, next_packed), replace(&mut scales, next_scales)];
-                finished = last.into_iter().try_for_each(|rows| rows.finish());
+                let (last_packed, last_scales) =
+                    (replace(&mut packed, next_packed), replace(&mut scales, next_scales));
+                finished = last_packed.finish().and_then(|()| last_scales.finish());
             }
             let row = quantiser.quantise(values);
             packed.push(|to| match self.form.code.bits() {
