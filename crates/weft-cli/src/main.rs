@@ -15,6 +15,7 @@ mod load;
 mod models;
 mod progress;
 mod resident;
+mod served;
 mod session;
 mod settings;
 mod size;

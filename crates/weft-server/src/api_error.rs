@@ -29,12 +29,14 @@ pub(crate) struct ApiError {
     message: String,
     /// Tokens of the prompt and of the context, if the prompt is too long.
     lengths: Option<(usize, usize)>,
+    /// The model that is not here, if that is the reason.
+    missing_model: Option<String>,
 }
 
 impl ApiError {
     fn new(status: StatusCode, kind: &'static str, message: impl Into<String>) -> Self {
         let message = shortened(message.into());
-        Self { status, kind, code: None, param: None, message, lengths: None }
+        Self { status, kind, code: None, param: None, message, lengths: None, missing_model: None }
     }
 
     /// A request that is invalid as it stands.
@@ -55,7 +57,9 @@ impl ApiError {
 
     pub(crate) fn unknown_model(name: &str, ours: &str) -> Self {
         let message = format!("the model {name:?} is not served here; use {ours:?}");
-        Self::refused(StatusCode::NOT_FOUND, message).code("model_not_found").param("model")
+        let error = Self::refused(StatusCode::NOT_FOUND, message);
+        let missing_model = Some(shortened(name.to_owned()));
+        Self { missing_model, ..error.code("model_not_found").param("model") }
     }
 
     /// A prompt that leaves no room for an answer.
@@ -112,6 +116,11 @@ impl ApiError {
     /// Tokens of the prompt and of the context, if the prompt is too long.
     pub(crate) fn lengths(&self) -> Option<(usize, usize)> {
         self.lengths
+    }
+
+    /// The model that is not here, if that is the reason.
+    pub(crate) fn missing_model(&self) -> Option<&str> {
+        self.missing_model.as_deref()
     }
 
     /// The body of the response, or the data of an event in a stream, in OpenAI's form.

@@ -8,6 +8,7 @@ mod end;
 mod harness;
 mod load;
 mod messages;
+mod models;
 mod ollama;
 mod responses;
 mod retrieval;
