@@ -206,6 +206,23 @@ pub(crate) fn memory(
     Ok(MemoryPlan::new(config, forms, &room, device)?)
 }
 
+/// The memory that an opened model will take on the device that it is loaded onto.
+pub(crate) fn plan(
+    model: &Model,
+    args: &ModelArgs,
+    cache: &CacheArgs,
+) -> Result<MemoryPlan, CliError> {
+    let room = with_room(options(args), cache).room(&model.config)?;
+    let forms = Forms::of(&*model.weights, &model.config);
+    let device = match wanted_launches(&args.device)? {
+        _ if model.config.dtype != Dtype::Bf16 => Chosen::Reference,
+        Some(launches) => Chosen::Cuda(launches),
+        None if args.device.kernels == Kernels::Reference => Chosen::Reference,
+        None => Chosen::Cpu,
+    };
+    Ok(MemoryPlan::new(&model.config, &forms, &room, device)?)
+}
+
 /// How the GPU launches ops. `None` if the flags ask for another device, or if they leave the
 /// choice and there is no GPU.
 pub(crate) fn wanted_launches(wanted: &DeviceArgs) -> Result<Option<Launches>, CliError> {

@@ -16,6 +16,7 @@ mod models;
 mod progress;
 mod remote;
 mod resident;
+mod served;
 mod session;
 mod settings;
 mod size;

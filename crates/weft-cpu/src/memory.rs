@@ -107,6 +107,16 @@ impl<'a, T> Disjoint<'a, T> {
     }
 }
 
+/// Gives memory that the process has freed back to the system. The allocator of some systems would
+/// keep much of a model's for later.
+pub fn release_free_memory() {
+    #[cfg(all(target_os = "linux", target_env = "gnu"))]
+    // SAFETY: the call takes no pointer and locks the allocator itself, on any thread.
+    unsafe {
+        libc::malloc_trim(0);
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

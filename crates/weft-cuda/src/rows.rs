@@ -266,9 +266,8 @@ mod tests {
     #[test]
     fn steps_read_pages_while_they_leave_and_not_while_they_come() {
         let copied = [16, 17, 18, 19];
-        let in_way = |comes_in, work: &Work| {
-            is_in_way(&copied, comes_in, &Step { lanes: &[work.lane()] })
-        };
+        let in_way =
+            |comes_in, work: &Work| is_in_way(&copied, comes_in, &Step { lanes: &[work.lane()] });
         let reads = Work::new(&[5], 0, vec![span(16, 256, 0)], span(64, 64, 256));
         assert!(in_way(true, &reads) && !in_way(false, &reads));
         let writes = Work::new(&[5], 255, vec![], span(16, 256, 0));

@@ -110,11 +110,14 @@ fn serve(control: &Arc<Control>) -> SocketAddr {
     let address = server.address().expect("an address");
     let control = Arc::clone(control);
     std::thread::spawn(move || {
-        server.run(Box::new(move || {
-            let model = stub::model();
-            let engine = stub::engine(&model, "a", &control);
-            Ok(Loaded::new("stub", model, engine))
-        }))
+        server.run(
+            "stub",
+            Box::new(move || {
+                let model = stub::model();
+                let engine = stub::engine(&model, "a", &control);
+                Ok(Loaded::new("stub", model, engine))
+            }),
+        )
     });
     while !is_up(address) {
         std::thread::sleep(Duration::from_millis(10));

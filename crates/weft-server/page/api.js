@@ -15,6 +15,13 @@ export class ApiError extends Error {
 export class Api {
   constructor(keyOf) {
     this.keyOf = keyOf;
+    /** The model whose chunks are meant, if several are served. */
+    this.model = '';
+  }
+
+  /** A route with the model in its query. */
+  #of(path) {
+    return this.model ? `${path}?model=${encodeURIComponent(this.model)}` : path;
   }
 
   /** The served models. Other names of one model (`root` is its own) are left out. */
@@ -22,6 +29,11 @@ export class Api {
     const { data } = await this.#json('GET', '/v1/models');
     const models = (data ?? []).filter(({ id, root }) => !root || root === id);
     return models.length ? models : [{ id: '' }];
+  }
+
+  /** Loads a model, and ends when it is loaded. */
+  load(model) {
+    return this.#json('POST', '/models/load', { model });
   }
 
   /** Whether the server answers: ready, loading or gone. */
@@ -35,22 +47,22 @@ export class Api {
 
   /** The stored chunks, and what the tiers hold. */
   async chunks() {
-    const body = await this.#json('GET', '/v1/chunks');
+    const body = await this.#json('GET', this.#of('/v1/chunks'));
     return { chunks: body.data ?? [], tiers: body.tiers ?? null };
   }
 
   /** Registers a text. The same text again is the same chunk; with a name it gets that name. */
   addChunk(kind, text, name) {
-    return this.#json('POST', '/v1/chunks', { kind, text, name });
+    return this.#json('POST', '/v1/chunks', { kind, text, name, model: this.model || undefined });
   }
 
   /** `keepalive`: also if the page is being closed. */
   deleteChunk(id, keepalive = false) {
-    return this.#json('DELETE', `/v1/chunks/${encodeURIComponent(id)}`, undefined, undefined, keepalive);
+    return this.#json('DELETE', this.#of(`/v1/chunks/${encodeURIComponent(id)}`), undefined, undefined, keepalive);
   }
 
   pinChunk(id, pinned) {
-    return this.#json('POST', `/v1/chunks/${encodeURIComponent(id)}/pin`, { pinned });
+    return this.#json('POST', this.#of(`/v1/chunks/${encodeURIComponent(id)}/pin`), { pinned });
   }
 
   /** What a prompt would find: tokens, what of it is kept where. */
@@ -64,7 +76,8 @@ export class Api {
   }
 
   /**
-   * Answers a prompt. `on` hears {progress, report} while the prompt is read, then {text} (with
+   * Answers a prompt. `on` hears {loading} while the model is loaded and {progress, report} while
+   * the prompt is read, then {text} (with
    * `accepted` if a draft had it) and {thinking} as they come; the result has what the stream told at its end: id, finish, usage,
    * timings, report.
    */
@@ -72,7 +85,7 @@ export class Api {
     const body = { ...prompt, stream: true, stream_options: { include_usage: true }, return_progress: true, return_accepted: true };
     const response = await this.#send('POST', '/v1/chat/completions', body, signal);
     const end = { id: null, finish: null, usage: null, timings: null, report: null };
-    for await (const data of events(response.body, signal)) {
+    for await (const data of events(response.body, signal, (loading) => on({ loading }))) {
       if (data === '[DONE]') return end;
       const event = parse(data);
       if (event.error) throw failure(event.error.code === 'context_length_exceeded' ? 400 : 500, event, null);
@@ -127,7 +140,7 @@ function failure(status, body, retryAfter) {
   const kind =
     status === 401 ? 'key'
     : status === 429 ? 'busy'
-    : status === 503 ? 'loading'
+    : status === 503 && code !== 'model_not_loaded' ? 'loading'
     : code === 'context_length_exceeded' ? 'long'
     : status >= 500 ? 'fault'
     : 'refused';
@@ -142,8 +155,10 @@ function parse(text) {
   }
 }
 
-/** The data of each event of a stream. Comments (pings) are passed over. */
-async function* events(body, signal) {
+const LOADING = /^: (\w+ing the model), (\d+ %)$/;
+
+/** The data of each event of a stream. `loading` hears how far the model is; other comments are passed over. */
+async function* events(body, signal, loading) {
   const reader = body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = '';
   let data = [];
@@ -159,6 +174,8 @@ async function* events(body, signal) {
           data = [];
         } else if (line.startsWith('data:')) {
           data.push(line.slice(line.startsWith('data: ') ? 6 : 5));
+        } else if (LOADING.test(line)) {
+          loading(line.replace(LOADING, '$1 · $2'));
         }
       }
     }

@@ -7,7 +7,7 @@ import { Conversations } from './conversations.js';
 import { $, count, fill, h, head, time, tokens } from './dom.js';
 import { asJson, asMarkdown, download } from './export.js';
 import { placeIcons } from './icons.js';
-import { whileLoading } from './loading.js';
+import { loadModel, whileLoading } from './loading.js';
 import { askKey, explain } from './notice.js';
 import { compose } from './prompt.js';
 import { Settings } from './settings.js';
@@ -54,15 +54,27 @@ const conversations = new Conversations({
 // The server
 
 let connecting = 0;
+let attempt = 0;
 
 /** Finds out what is served, and goes on trying; `quiet` where the failure is told elsewhere. */
 async function connect({ wrongKey = false, quiet = false } = {}) {
   clearTimeout(connecting);
+  attempt += 1;
+  const mine = attempt;
+  const isWanted = () => mine === attempt;
   try {
-    const models = await api.models();
-    const served = models.find(({ id }) => id === store.data.model) ?? models[0];
-    model = served.id;
+    let models = await api.models();
+    const find = () => models.find(({ id }) => id === store.data.model) ?? models[0];
+    model = find().id;
+    api.model = models.length > 1 ? model : '';
     drawModels(models);
+    if ((find().status?.value ?? 'loaded') !== 'loaded') {
+      await loadModel($('served'), api, model, isWanted);
+      if (!isWanted()) return;
+      models = await api.models();
+      drawModels(models);
+    }
+    const served = find();
     settings.describe(served);
     $('served').textContent = [models.length > 1 ? '' : served.id, served.meta?.device].filter(Boolean).join(' · ');
     $('served').title = served.max_model_len ? `${$('served').textContent} · a context of ${tokens(served.max_model_len)}` : '';
@@ -71,6 +83,7 @@ async function connect({ wrongKey = false, quiet = false } = {}) {
     await shelf.load();
     preview();
   } catch (error) {
+    if (!isWanted()) return;
     document.body.dataset.server = error.kind ?? 'fault';
     fill($('served'), { loading: 'loading the model…', gone: 'no server', key: 'locked' }[error.kind] ?? 'not ready');
     if (error.kind === 'key') {
@@ -87,7 +100,8 @@ async function connect({ wrongKey = false, quiet = false } = {}) {
 /** The models to choose from, if there are several. */
 function drawModels(models) {
   $('models').hidden = models.length < 2;
-  fill($('model'), models.map(({ id }) => h('option', { value: id, selected: id === model, text: id })));
+  const words = { unloaded: ' (not loaded)', loading: ' (loading)', downloading: ' (downloading)' };
+  fill($('model'), models.map(({ id, status }) => h('option', { value: id, selected: id === model, text: `${id}${words[status?.value] ?? ''}` })));
 }
 $('model').addEventListener('change', ({ target }) => {
   store.update((data) => { data.model = target.value; });

@@ -160,9 +160,14 @@ export class Chat extends EventTarget {
       if (!turn.waits) return;
       for (const key of ['waits', 'report', 'progress']) delete turn[key];
     };
-    const hear = ({ text = '', thinking = '', accepted = false, progress = null, report = null }) => {
+    const hear = ({ text = '', thinking = '', accepted = false, progress = null, report = null, loading = '' }) => {
       const now = performance.now();
       endWait();
+      turn.loading = loading;
+      if (loading) {
+        view.read(turn);
+        return;
+      }
       if (progress) {
         turn.progress = { ...progress, begun: turn.progress?.begun ?? progress.processed };
         turn.report = report;
@@ -201,6 +206,7 @@ export class Chat extends EventTarget {
         if (!kind) console.error(error);
       }
     }
+    delete turn.loading;
     cancelAnimationFrame(drawn);
   }
 

@@ -17,6 +17,24 @@ export async function whileLoading(node) {
   }
 }
 
+/**
+ * Loads one of several models and shows the progress in `node`, as long as it is wanted. Throws why
+ * it could not be loaded.
+ */
+export async function loadModel(node, api, id, isWanted) {
+  let isOver = false;
+  const load = api.load(id).finally(() => { isOver = true; });
+  // Whoever stops listening does not want to hear of it.
+  load.catch(() => {});
+  while (!isOver && isWanted()) {
+    const { status = {} } = (await api.models()).find((model) => model.id === id) ?? {};
+    if (isOver || !isWanted()) break;
+    draw(node, WORDS[status.value] ?? WORDS.loading, status.progress ?? 0);
+    await new Promise((resume) => { setTimeout(resume, POLL_MS); });
+  }
+  if (isWanted()) await load;
+}
+
 async function health() {
   try {
     return await (await fetch('health', { cache: 'no-store' })).json();

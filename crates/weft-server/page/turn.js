@@ -194,6 +194,7 @@ export class AnswerView {
 /** The line above an answer. */
 function summary(turn, ribbon) {
   const { report, progress, state } = turn;
+  if (turn.loading && state === 'writing') return `${turn.loading[0].toUpperCase()}${turn.loading.slice(1)}`;
   if (!report?.chunks?.length) return state === 'writing' ? 'Waiting for the server' : '';
   const { prompt, kept, saved } = sums(report);
   if (turn.waits && state === 'writing') return ['Waiting for its turn · ', h('strong', { text: tokens(prompt) }), kept > 0 ? ` · ${keptShare({ kept, prompt })} kept` : ''];

@@ -27,14 +27,23 @@ pub(crate) struct ApiError {
     code: Option<&'static str>,
     param: Option<String>,
     message: String,
-    /// Tokens of the prompt and of the context, if the prompt is too long.
-    lengths: Option<(usize, usize)>,
+    cause: Cause,
+}
+
+/// Reasons that some dialects have their own words for.
+#[derive(Clone, Debug)]
+enum Cause {
+    Other,
+    /// The prompt is too long: its tokens, and those of the context.
+    TooLong(usize, usize),
+    /// There is no model of this name.
+    NoModel(Box<str>),
 }
 
 impl ApiError {
     fn new(status: StatusCode, kind: &'static str, message: impl Into<String>) -> Self {
         let message = shortened(message.into());
-        Self { status, kind, code: None, param: None, message, lengths: None }
+        Self { status, kind, code: None, param: None, message, cause: Cause::Other }
     }
 
     /// A request that is invalid as it stands.
@@ -55,7 +64,9 @@ impl ApiError {
 
     pub(crate) fn unknown_model(name: &str, ours: &str) -> Self {
         let message = format!("the model {name:?} is not served here; use {ours:?}");
-        Self::refused(StatusCode::NOT_FOUND, message).code("model_not_found").param("model")
+        let error = Self::refused(StatusCode::NOT_FOUND, message);
+        let cause = Cause::NoModel(shortened(name.to_owned()).into());
+        Self { cause, ..error.code("model_not_found").param("model") }
     }
 
     /// A prompt that leaves no room for an answer.
@@ -67,7 +78,7 @@ impl ApiError {
              --ctx-size if the model has more positions"
         );
         let error = Self::invalid(message).code("context_length_exceeded");
-        Self { lengths: Some((tokens, context)), ..error }
+        Self { cause: Cause::TooLong(tokens, context), ..error }
     }
 
     pub(crate) fn not_found(message: impl Into<String>) -> Self {
@@ -111,7 +122,18 @@ impl ApiError {
 
     /// Tokens of the prompt and of the context, if the prompt is too long.
     pub(crate) fn lengths(&self) -> Option<(usize, usize)> {
-        self.lengths
+        match self.cause {
+            Cause::TooLong(tokens, context) => Some((tokens, context)),
+            Cause::Other | Cause::NoModel(_) => None,
+        }
+    }
+
+    /// The model that is not here, if that is the reason.
+    pub(crate) fn missing_model(&self) -> Option<&str> {
+        match &self.cause {
+            Cause::NoModel(name) => Some(name),
+            Cause::Other | Cause::TooLong(..) => None,
+        }
     }
 
     /// The body of the response, or the data of an event in a stream, in OpenAI's form.
@@ -123,7 +145,7 @@ impl ApiError {
             "code": self.code,
         });
         // llama.cpp's names.
-        if let Some((tokens, context)) = self.lengths {
+        if let Some((tokens, context)) = self.lengths() {
             error["n_prompt_tokens"] = tokens.into();
             error["n_ctx"] = context.into();
         }

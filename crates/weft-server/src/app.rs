@@ -1,17 +1,15 @@
 //! State that all requests share.
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use tokio::sync::{Mutex, Semaphore};
+use tokio::sync::Semaphore;
 
 use crate::api_error::ApiError;
-use crate::chunk_update::ChunkLock;
 use crate::dialects;
-use crate::http::{BodyBudget, LoadProgress, Options};
-use crate::metrics::Metrics;
+use crate::http::{BodyBudget, Options};
+use crate::metrics::RequestMetrics;
+use crate::registry::Registry;
 use crate::responses::Recent;
-use crate::worker::Worker;
 
 /// Up to this many bytes of text are processed on the calling thread; more would delay other
 /// requests.
@@ -25,20 +23,13 @@ pub(crate) const SLOW: usize = LARGE_BYTES + 1;
 
 /// The server's state.
 pub(crate) struct App {
-    pub(crate) worker: Worker,
-    pub(crate) metrics: Arc<Metrics>,
+    pub(crate) models: Arc<Registry>,
+    pub(crate) requests: RequestMetrics,
     pub(crate) options: Options,
-    pub(crate) log: Arc<dyn Fn(&str) + Send + Sync>,
-    pub(crate) progress: LoadProgress,
-    /// Names of other models that requests gave and that were logged.
-    pub(crate) other_names: Mutex<BTreeSet<String>>,
     /// The latest answers, each of which can be verified.
     pub(crate) recent: Recent,
     pub(crate) dialects: dialects::State,
-    pub(crate) chunk_lock: ChunkLock,
     pub(crate) body_budget: BodyBudget,
-    /// Held while a verification runs.
-    pub(crate) verifying: Mutex<()>,
     /// The state of the resident socket.
     #[cfg(unix)]
     pub(crate) resident: crate::resident::State,

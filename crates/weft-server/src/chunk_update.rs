@@ -11,8 +11,7 @@ use weft_core::chunk::{Chunk, ChunkError, ChunkId, Shelf};
 use weft_core::engine::Engine;
 
 use crate::api_error::ApiError;
-use crate::app::App;
-use crate::model_info::ModelInfo;
+use crate::registry::Lease;
 
 /// Held while an update runs.
 #[derive(Default)]
@@ -66,23 +65,22 @@ impl FileChange {
 
 /// Updates the engine's chunks, then their files.
 pub(crate) async fn update_chunks<T: Send + 'static>(
-    app: &Arc<App>,
-    model: Arc<ModelInfo>,
+    lease: &Lease,
     update: impl FnOnce(&mut Engine) -> Result<(T, FileChange), ApiError> + Send + 'static,
 ) -> Result<T, ApiError> {
-    let app = Arc::clone(app);
+    let lease = lease.clone();
     let updated = tokio::spawn(async move {
-        let _in_order = app.chunk_lock.0.lock().await;
-        let (result, files) = app.worker.call(update).await??;
-        if let Some(shelf) = model.shelf.clone() {
+        let _in_order = lease.chunk_lock.0.lock().await;
+        let (result, files) = lease.call(update).await??;
+        if let Some(shelf) = lease.info().shelf.clone() {
             let files = Arc::new(files);
             let writing = Arc::clone(&files);
             let written = tokio::task::spawn_blocking(move || writing.apply(&shelf)).await;
             if let Err(error) = written.map_err(|_| unusable())? {
-                app.metrics.count_unwritten_chunk();
-                app.worker.log(&format!("a chunk was not saved: {error}"));
+                lease.metrics().count_unwritten_chunk();
+                lease.worker.log(&format!("a chunk was not saved: {error}"));
                 // If the engine has failed meanwhile, its chunks are read from their files.
-                let _ = app.worker.call(move |engine| files.undo(engine)).await;
+                let _ = lease.call(move |engine| files.undo(engine)).await;
                 return Err(error.into());
             }
         }

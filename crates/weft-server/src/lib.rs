@@ -3,9 +3,10 @@
 //!
 //! The engine lives in its own thread (`worker`) and never waits for a socket. Requests are parsed
 //! by their dialect (`dialects`) into types that check them (`requests`) and become jobs for that
-//! thread. Its events are written as a response, complete or streamed (`responses`). The crate
-//! prints nothing and depends on no device: the caller passes a function that loads the engine and
-//! one that takes log lines.
+//! thread. Its events are written as a response, complete or streamed (`responses`). Each model has
+//! its own engine thread; `registry` loads models on first use and unloads them. The crate prints
+//! nothing and depends on no device: the caller passes a source of models and a function that takes
+//! log lines.
 #![forbid(unsafe_code)]
 #![cfg_attr(not(test), warn(clippy::unwrap_used))]
 
@@ -19,6 +20,7 @@ mod grammars;
 mod http;
 mod metrics;
 mod model_info;
+mod registry;
 mod requests;
 #[cfg(unix)]
 pub mod resident;
@@ -29,3 +31,4 @@ mod worker;
 pub use self::grammars::schema_constraint;
 pub use self::http::{AllowedOrigin, LoadProgress, LoadStage, Options, ServeError, Server};
 pub use self::model_info::{Load, LoadError, Loaded};
+pub use self::registry::{About, LoadFailure, MemoryNeed, ModelName, ModelSource, OpenModel};

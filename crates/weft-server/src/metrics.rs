@@ -57,7 +57,31 @@ impl Histogram {
     }
 }
 
-/// All metrics.
+/// Requests of all models, by route and status.
+#[derive(Default)]
+pub(crate) struct RequestMetrics(Mutex<BTreeMap<(String, u16), u64>>);
+
+impl RequestMetrics {
+    /// Counts an answered HTTP request. `route` is the pattern, so that ids do not create series.
+    pub(crate) fn count(&self, route: &str, status: u16) {
+        if let Ok(mut requests) = self.0.lock() {
+            *requests.entry((route.to_owned(), status)).or_default() += 1;
+        }
+    }
+
+    pub(crate) fn text(&self) -> String {
+        let mut text = String::new();
+        let name = "weft_http_requests_total";
+        head(&mut text, name, "HTTP requests by route and status.", "counter");
+        for ((route, status), count) in self.0.lock().iter().flat_map(|table| table.iter()) {
+            let labels = format_args!("{name}{{route=\"{route}\",status=\"{status}\"}}");
+            line(&mut text, labels, *count);
+        }
+        text
+    }
+}
+
+/// The metrics of one model.
 #[derive(Default)]
 pub(crate) struct Metrics {
     pub(crate) first_token: Histogram,
@@ -80,21 +104,12 @@ pub(crate) struct Metrics {
     cache: Mutex<CacheStats>,
     /// Its counts change while the engine has nothing to do.
     remote: Mutex<Option<Arc<dyn RemoteTier>>>,
-    /// By route and status.
-    requests: Mutex<BTreeMap<(String, u16), u64>>,
 }
 
 const ANSWERS: [&str; 4] = ["stop", "length", "cancelled", "error"];
 const TIERS: [Tier; 4] = [Tier::Device, Tier::Ram, Tier::Disk, Tier::Remote];
 
 impl Metrics {
-    /// Counts an answered HTTP request. `route` is the pattern, so that ids do not create series.
-    pub(crate) fn count_request(&self, route: &str, status: u16) {
-        if let Ok(mut requests) = self.requests.lock() {
-            *requests.entry((route.to_owned(), status)).or_default() += 1;
-        }
-    }
-
     pub(crate) fn count_answer(&self, finished: &Finished) {
         let index = match finished.reason {
             FinishReason::Stop => 0,
@@ -149,8 +164,16 @@ impl Metrics {
         self.waiting.store(waiting as u64, Ordering::Relaxed);
     }
 
+    /// The model is unloaded: it runs nothing and caches nothing.
+    pub(crate) fn clear_gauges(&self) {
+        self.set_lanes(0, 0);
+        if let Ok(mut cache) = self.cache.lock() {
+            let store = cache.store.take();
+            *cache = CacheStats { store, ..CacheStats::default() };
+        }
+    }
+
     /// Answers that run now.
-    #[cfg(unix)]
     pub(crate) fn running(&self) -> usize {
         usize::try_from(self.lanes.load(Ordering::Relaxed)).unwrap_or(usize::MAX)
     }
@@ -174,7 +197,7 @@ impl Metrics {
     /// The whole text.
     pub(crate) fn text(&self) -> String {
         let mut text = String::new();
-        self.write_requests(&mut text);
+        self.write_answers(&mut text);
         self.write_lanes(&mut text);
         self.write_tokens(&mut text);
         self.write_chunks(&mut text);
@@ -185,12 +208,7 @@ impl Metrics {
         text
     }
 
-    fn write_requests(&self, text: &mut String) {
-        let name = "weft_http_requests_total";
-        head(text, name, "HTTP requests by route and status.", "counter");
-        for ((route, status), count) in self.requests.lock().iter().flat_map(|table| table.iter()) {
-            line(text, format_args!("{name}{{route=\"{route}\",status=\"{status}\"}}"), *count);
-        }
+    fn write_answers(&self, text: &mut String) {
         let name = "weft_answers_total";
         head(text, name, "Answers by how they ended.", "counter");
         for (reason, count) in ANSWERS.iter().zip(&self.answers) {
@@ -270,6 +288,45 @@ impl Metrics {
     }
 }
 
+/// The metrics of several models as one text: each series has its model as a label, and each name
+/// its head once.
+pub(crate) fn labelled<'m>(models: impl Iterator<Item = (&'m str, &'m Metrics)>) -> String {
+    // The heads and the series of each name, in the order of their first appearance.
+    let mut groups: Vec<(String, String)> = Vec::new();
+    for (model, metrics) in models {
+        let (model, mut at) = (escaped(model), 0);
+        for row in metrics.text().lines() {
+            if row.starts_with('#') {
+                let is_help = row.starts_with("# HELP ");
+                let known = groups.iter().position(|(head, _)| head.lines().any(|l| l == row));
+                at = known.unwrap_or_else(|| match is_help {
+                    true => {
+                        groups.push((format!("{row}\n"), String::new()));
+                        groups.len() - 1
+                    }
+                    false => {
+                        groups[at].0 += &format!("{row}\n");
+                        at
+                    }
+                });
+                continue;
+            }
+            let Some((series, value)) = row.rsplit_once(' ') else { continue };
+            let series = match series.split_once('{') {
+                Some((name, labels)) => format!("{name}{{model=\"{model}\",{labels}"),
+                None => format!("{series}{{model=\"{model}\"}}"),
+            };
+            groups[at].1 += &format!("{series} {value}\n");
+        }
+    }
+    groups.into_iter().map(|(head, series)| head + &series).collect()
+}
+
+/// A label's value as the format wants it.
+fn escaped(value: &str) -> String {
+    value.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
+}
+
 fn write_cache(text: &mut String, cache: &CacheStats) {
     let tiers = [("device", &cache.device), ("ram", &cache.ram), ("disk", &cache.disk)];
     type Read = fn(&TierStats) -> u64;
@@ -331,6 +388,31 @@ fn counter(text: &mut String, name: &str, help: &str, value: &AtomicU64) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn models_share_the_heads_and_have_their_own_series() {
+        let (a, b) = (Metrics::default(), Metrics::default());
+        a.set_lanes(3, 0);
+        b.count_failure();
+        let text = labelled([("a", &a), ("b\"", &b)].into_iter());
+        assert_eq!(text.matches("# TYPE weft_lanes_running gauge").count(), 1, "{text}");
+        let lanes = "weft_lanes_running{model=\"a\"} 3\nweft_lanes_running{model=\"b\\\"\"} 0\n";
+        assert!(text.contains(lanes), "{text}");
+        assert!(
+            text.contains("weft_answers_total{model=\"b\\\"\",reason=\"error\"} 1\n"),
+            "{text}"
+        );
+        assert!(text.contains("_bucket{model=\"a\",le=\"+Inf\"} 0\n"), "{text}");
+        // Each row follows the head of its name.
+        let mut name = "";
+        for row in text.lines() {
+            match row.strip_prefix("# TYPE ") {
+                Some(head) => name = head.split(' ').next().unwrap(),
+                None if row.starts_with('#') => {}
+                None => assert!(row.starts_with(name), "{row} after {name}"),
+            }
+        }
+    }
 
     #[test]
     fn buckets_add_up() {

@@ -19,7 +19,7 @@ use crate::responses::CallStyle;
 /// Why the engine could not be loaded.
 pub type LoadError = Box<dyn Error + Send + Sync>;
 
-/// Loads the engine: once at the start, and once more after a fault.
+/// Loads a model: once at the start, and once more after a fault.
 pub type Load = Box<dyn FnMut() -> Result<Loaded, LoadError> + Send>;
 
 /// A model ready to answer.
@@ -104,6 +104,11 @@ impl ModelInfo {
     pub(crate) fn can_think(&self) -> bool {
         let knows = |template: &Arc<Template>| template.source().contains("think");
         self.can_think && self.template.as_ref().is_some_and(knows)
+    }
+
+    /// The token that ends an answer, if the model has one.
+    pub(crate) fn end(&self) -> Option<u32> {
+        self.end
     }
 
     /// Number of tokens that can be given and drawn.

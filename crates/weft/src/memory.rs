@@ -102,6 +102,12 @@ impl MemoryPlan {
         Ok(Self { limits, need, free, on_gpu })
     }
 
+    /// Whether the device is a GPU.
+    #[must_use]
+    pub fn on_gpu(&self) -> bool {
+        self.on_gpu
+    }
+
     /// Checks that the model fits into the free memory, before the system kills a process for it.
     ///
     /// # Errors

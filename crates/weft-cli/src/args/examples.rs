@@ -54,6 +54,7 @@ pub(super) const CHUNK: &str = help! {
 pub(super) const SERVE: &str = help! {
     "weft serve qwen3:0.6b --open"
     "weft serve Qwen/Qwen3-0.6B --ctx-size 32k --port 9000"
+    "weft serve qwen3:0.6b qwen3:4b --alias gpt-4o=qwen3:4b      each is loaded on first use"
     "WEFT_API_KEY=secret weft serve --host 0.0.0.0"
 };
 pub(super) const PS: &str = help! { "weft ps" "weft ps --json" };

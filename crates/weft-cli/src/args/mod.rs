@@ -31,7 +31,7 @@ pub(crate) use self::device::{DeviceArgs, DeviceKind, Kernels, Quantize};
 pub(crate) use self::embed::EmbedArgs;
 pub(crate) use self::quantize::QuantizeArgs;
 pub(crate) use self::remote::{PullChunksArgs, PushArgs, RemoteArgs, RemoteTrustArgs, ThereArgs};
-pub(crate) use self::serve::ServeArgs;
+pub(crate) use self::serve::{Alias, KeepLoaded, ServeArgs};
 pub(crate) use self::speculate::SpeculateArgs;
 
 /// The whole command line.
@@ -73,10 +73,10 @@ pub(crate) enum Command {
     /// Print the embeddings of texts, one list of numbers per line
     #[command(after_help = examples::EMBED)]
     Embed(Box<EmbedArgs>),
-    /// Serve OpenAI's API over HTTP, and a chat page
+    /// Serve one or several models over HTTP, and a chat page
     #[command(after_help = examples::SERVE)]
     Serve(Box<ServeArgs>),
-    /// List your running servers
+    /// List your running servers and their models
     #[command(after_help = examples::PS)]
     Ps(PsArgs),
     /// End a server after its running answers

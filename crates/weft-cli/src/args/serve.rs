@@ -1,6 +1,8 @@
 //! Flags of the server.
 
 use std::net::{IpAddr, Ipv4Addr};
+use std::str::FromStr;
+use std::time::Duration;
 
 use clap::Args;
 use weft_core::chunk::Reuse;
@@ -11,9 +13,9 @@ use crate::size;
 
 #[derive(Args)]
 pub(crate) struct ServeArgs {
-    /// The model, if --model is not given
-    #[arg(value_name = "MODEL")]
-    pub(crate) name: Option<String>,
+    /// The models. One is loaded at once; several are loaded on first use
+    #[arg(value_name = "MODEL", num_args = 0..)]
+    pub(crate) names: Vec<String>,
     #[command(flatten)]
     pub(crate) model: ModelArgs,
     #[command(flatten)]
@@ -42,12 +44,26 @@ pub(crate) struct ServeArgs {
     /// app://obsidian.md, vscode-webview://* or chrome-extension://ID; may be given several times
     #[arg(long, value_name = "ORIGIN", value_delimiter = ',')]
     pub(crate) allow_origin: Vec<AllowedOrigin>,
+    /// Load any model of the hub or its cache that a client names; paths are refused
+    #[arg(long)]
+    pub(crate) allow_load: bool,
+    /// How long a model stays loaded that nobody uses, such as 10m or 1h, or `forever` (default:
+    /// 10m; a model that is served alone stays)
+    #[arg(long, value_name = "TIME")]
+    pub(crate) keep_loaded: Option<KeepLoaded>,
+    /// Maximum number of models in memory at a time (default: as many as fit)
+    #[arg(long, value_name = "N", value_parser = size::parse_count)]
+    pub(crate) max_loaded: Option<usize>,
+    /// Another name that clients may use for a model; may be given several times
+    #[arg(long, value_name = "NAME=MODEL", value_delimiter = ',')]
+    pub(crate) alias: Vec<Alias>,
     /// Name that clients use for the model, instead of its own; may be given several times. Answers
     /// carry the first one
     #[arg(long, value_name = "NAME", value_delimiter = ',',
           value_parser = clap::builder::NonEmptyStringValueParser::new())]
     pub(crate) served_model_name: Vec<String>,
-    /// Refuse requests for other models with status 404 (default: the one model answers them)
+    /// Refuse requests for other models with status 404 (default: the one model answers them;
+    /// several always refuse)
     #[arg(long)]
     pub(crate) strict_model: bool,
     /// How system blocks, tools and messages of chats are reused, if a request does not say: exact
@@ -61,6 +77,44 @@ pub(crate) struct ServeArgs {
     /// Maximum number of waiting requests; the server refuses more with status 429
     #[arg(long, value_name = "N", value_parser = size::parse_count, default_value = "64")]
     pub(crate) queue: usize,
+}
+
+/// How long a model stays loaded; none is for ever.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct KeepLoaded(pub(crate) Option<Duration>);
+
+impl FromStr for KeepLoaded {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "forever" | "-1" => Ok(Self(None)),
+            "0" => Ok(Self(Some(Duration::ZERO))),
+            text => size::parse_age(text).map(|time| Self(Some(time))).map_err(|_| {
+                format!("`{text}` is not a time like 90s, 10m, 1h or 1d, nor `forever`")
+            }),
+        }
+    }
+}
+
+/// Another name of a model.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Alias {
+    pub(crate) name: String,
+    pub(crate) model: String,
+}
+
+impl FromStr for Alias {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text.split_once('=') {
+            Some((name, model)) if !name.is_empty() && !model.is_empty() => {
+                Ok(Self { name: name.to_owned(), model: model.to_owned() })
+            }
+            _ => Err(format!("`{text}` is not NAME=MODEL, such as gpt-4o=qwen3:0.6b")),
+        }
+    }
 }
 
 /// A name or an address as the `Host` header has it, but without a port: any port is accepted.
@@ -91,6 +145,19 @@ fn parse_host(text: &str) -> Result<IpAddr, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn times_and_aliases_are_read() {
+        let keep = |text: &str| text.parse().map(|KeepLoaded(time)| time);
+        assert_eq!(keep("10m"), Ok(Some(Duration::from_secs(600))));
+        assert_eq!((keep("0"), keep("forever")), (Ok(Some(Duration::ZERO)), Ok(None)));
+        assert!(keep("soon").unwrap_err().contains("forever"));
+        let alias = "a=b=c".parse::<Alias>().unwrap();
+        assert_eq!((&alias.name[..], &alias.model[..]), ("a", "b=c"));
+        for wrong in ["a", "=b", "a="] {
+            assert!(wrong.parse::<Alias>().unwrap_err().contains("NAME=MODEL"), "{wrong}");
+        }
+    }
 
     #[test]
     fn allowed_hosts_are_names_and_addresses() {

@@ -1,4 +1,4 @@
-//! `weft ps`: the servers of this user.
+//! `weft ps`: the servers of this user, with their models.
 
 use std::process::ExitCode;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -35,6 +35,10 @@ fn facts(server: &Facts) -> Value {
     json!({
         "model": server.model,
         "ready": server.is_ready,
+        "state": server.state,
+        "progress": server.progress,
+        "size_bytes": server.bytes,
+        "stays_s": server.stays_s,
         "device": server.device,
         "pid": server.pid,
         "address": server.address,
@@ -49,22 +53,29 @@ fn facts(server: &Facts) -> Value {
 }
 
 fn table(servers: &[Facts]) -> String {
-    let heads = ["model", "pid", "address", "context", "lanes", "memory", "up", "device"];
+    let heads = [
+        "model", "size", "state", "until", "context", "lanes", "pid", "address", "memory", "up",
+        "device",
+    ];
     let mut rows = vec![heads.map(str::to_owned)];
     rows.extend(servers.iter().map(|server| {
+        let loaded = |text: String| if server.is_ready { text } else { "-".to_owned() };
         [
-            if server.is_ready { server.model.clone() } else { "(not ready)".to_owned() },
+            server.model.clone(),
+            if server.bytes > 0 { size::bytes(server.bytes) } else { "?".to_owned() },
+            state(server),
+            loaded(until(server)),
+            loaded(server.context.to_string()),
+            loaded(format!("{} of {}", server.running, server.lanes)),
             server.pid.to_string(),
             server.address.clone(),
-            server.context.to_string(),
-            format!("{} of {}", server.running, server.lanes),
             server.resident_bytes.map_or_else(|| "?".to_owned(), size::bytes),
             time(uptime(server)),
-            server.device.clone(),
+            loaded(server.device.clone()),
         ]
     }));
     let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max();
-    let line = |row: &[String; 8]| {
+    let line = |row: &[String; 11]| {
         let cells = row.iter().enumerate().map(|(i, cell)| {
             let cell = terminal::without_controls(cell).into_owned();
             format!("{cell:<width$}", width = width(i).unwrap_or_default())
@@ -72,6 +83,20 @@ fn table(servers: &[Facts]) -> String {
         format!("{}\n", cells.collect::<Vec<_>>().join("  ").trim_end())
     };
     rows.iter().map(line).collect()
+}
+
+/// Whether the model is loaded, and how far.
+fn state(server: &Facts) -> String {
+    match server.progress {
+        Some(done) => format!("{} {:.0} %", server.state, done * 100.0),
+        None => server.state.clone(),
+    }
+}
+
+/// How long the model stays loaded if nobody uses it.
+fn until(server: &Facts) -> String {
+    let stays = server.stays_s.map(|s| format!("in {}", time(Duration::from_secs(s))));
+    stays.unwrap_or_else(|| "forever".to_owned())
 }
 
 /// A time in its largest unit: `3 h`.
@@ -95,6 +120,10 @@ mod tests {
             version: String::new(),
             model: "a model".to_owned(),
             is_ready,
+            state: if is_ready { "loaded" } else { "loading" }.to_owned(),
+            progress: (!is_ready).then_some(0.426),
+            bytes: 3 << 20,
+            stays_s: is_ready.then_some(540),
             device: "CPU".to_owned(),
             context: 512,
             lanes: 8,
@@ -110,7 +139,8 @@ mod tests {
         let text = table(&[facts(true), facts(false)]);
         let lines: Vec<&str> = text.lines().collect();
         assert!(lines[1].starts_with("a model ") && lines[1].contains("3 of 8"), "{text}");
-        assert!(lines[2].starts_with("(not ready) ") && !lines[2].contains("a model"), "{text}");
+        assert!(lines[1].contains("loaded ") && lines[1].contains("in 9 min"), "{text}");
+        assert!(lines[2].contains("loading 43 %") && !lines[2].contains("of 8"), "{text}");
         let json = super::facts(&facts(false));
         assert_eq!((&json["ready"], &json["running"]), (&json!(false), &json!(3)));
         assert_eq!((&json["kv_bytes"], &json["kv_reserved_bytes"]), (&json!(5), &json!(6)));

@@ -1,50 +1,55 @@
-//! `weft serve [MODEL]`: runs the server with the same engine as the other commands.
+//! `weft serve [MODEL]...`: runs the server with the same engine as the other commands.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::Path;
 use std::process::{ExitCode, Stdio};
+use std::sync::Arc;
+use std::time::Duration;
 
-use weft::DEFAULT_CONTEXT;
-use weft_core::chunk::Which;
 use weft_core::device::MAX_LANES;
-use weft_core::engine::Speculate;
-use weft_server::{Loaded, Options, ServeError, Server};
+use weft_server::{ModelName, Options, ServeError, Server};
 
-use crate::args::{CacheArgs, ModelArgs, ServeArgs};
+use crate::args::{Alias, KeepLoaded, ServeArgs};
 use crate::error::CliError;
 use crate::load;
 use crate::models;
-use crate::progress::Bars;
-use crate::resident::{self, Identity};
+use crate::resident;
+use crate::served::ServedModels;
 use crate::terminal;
-use crate::tiers::RegisteredChunks;
+
+/// How long one of several models stays loaded that nobody uses.
+const KEEP_LOADED: Duration = Duration::from_secs(600);
 
 pub(crate) fn run(args: ServeArgs) -> Result<ExitCode, CliError> {
-    let ServeArgs { name, mut model, mut cache, speculate, .. } = args;
+    let named = names(&args)?;
+    let ServeArgs { mut model, mut cache, speculate, .. } = args;
     let speculate = speculate.speculate.unwrap_or_default();
-    model.model = name.or(model.model);
     // A request without a limit is promised a whole context, and there can be one request per lane.
     cache.contexts = Some(MAX_LANES);
     load::wanted_launches(&model.device)?;
-    let mut names = args.served_model_name.into_iter();
-    let id = names.next().unwrap_or_else(|| id(model.model.as_deref()));
+    let is_alone = named.len() == 1 && !args.allow_load;
     let options = Options {
         allowed_origins: args.allow_origin,
-        aliases: names.collect(),
         strict_model: args.strict_model,
         reuse: args.reuse,
         api_key: args.api_key,
         insecure: args.insecure,
         allowed_hosts: args.allow_host,
         queue: args.queue,
+        keep_loaded: match args.keep_loaded {
+            Some(KeepLoaded(time)) => time,
+            None => (!is_alone).then_some(KEEP_LOADED),
+        },
+        max_loaded: args.max_loaded,
+        allow_load: args.allow_load,
         resident: if model.no_resident { None } else { resident::folder() },
         ..Options::new(SocketAddr::new(args.host, args.port))
     };
     let quiet = model.quiet;
     let server = Server::bind(options, move |text| terminal::note(quiet, text));
     let server = server.map_err(CliError::serve)?;
-    let names = [&model.model, &model.draft].into_iter().flatten();
-    for name in names.filter(|name| !models::is_bundled(Some(name.as_str()))) {
+    let all = named.iter().map(|named| &named.name).chain(&model.draft);
+    for name in all.filter(|name| !models::is_bundled(Some(name.as_str()))) {
         models::check_name(name, model.offline)?;
     }
     let address = server.address().map_err(CliError::io("the server's address"))?;
@@ -55,11 +60,51 @@ pub(crate) fn run(args: ServeArgs) -> Result<ExitCode, CliError> {
     if args.open {
         open_page(&page);
     }
-    model.bars = Bars::reporting_to(quiet, server.progress()).into();
-    server
-        .run(Box::new(move || Ok(load(&id, &model, &cache, speculate)?)))
-        .map_err(CliError::serve)?;
+    model.model = None;
+    let served = ServedModels { args: model, cache, speculate };
+    server.run_models(named, Arc::new(served)).map_err(CliError::serve)?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// The models that the user names, with the names that clients use for them.
+fn names(args: &ServeArgs) -> Result<Vec<ModelName>, CliError> {
+    let given: Vec<&str> = match &args.names[..] {
+        [] => vec![args.model.model.as_deref().unwrap_or(models::BUNDLED)],
+        names => names.iter().map(String::as_str).collect(),
+    };
+    let mut named: Vec<ModelName> =
+        given.iter().map(|name| ModelName::new(*name, id(Some(name)))).collect();
+    if let [only] = &mut named[..] {
+        let mut names = args.served_model_name.iter().cloned();
+        only.id = names.next().unwrap_or_else(|| only.id.clone());
+        only.aliases = names.collect();
+    } else if !args.served_model_name.is_empty() {
+        let message = "--served-model-name is for one model; give --alias NAME=MODEL for each name";
+        return Err(CliError::Usage(message.to_owned()));
+    }
+    for Alias { name, model } in &args.alias {
+        let is_meant = |named: &&mut ModelName| named.name == *model || named.id == *model;
+        let Some(named) = named.iter_mut().find(is_meant) else {
+            return Err(CliError::Usage(format!(
+                "--alias {name}={model}: {model:?} is not among the models that are served; name \
+                 it as on the command line"
+            )));
+        };
+        named.aliases.push(name.clone());
+    }
+    let mut all: Vec<&str> = named
+        .iter()
+        .flat_map(|named| std::iter::once(&named.id).chain(&named.aliases))
+        .map(String::as_str)
+        .collect();
+    all.sort_unstable();
+    match all.windows(2).find(|pair| pair[0] == pair[1]) {
+        Some(pair) => Err(CliError::Usage(format!(
+            "two models are called {:?}; serve one of them, or give a folder another name",
+            pair[0]
+        ))),
+        None => Ok(named),
+    }
 }
 
 /// The page's address on this machine, for a server that listens on all its addresses too.
@@ -88,47 +133,6 @@ fn open_page(url: &str) {
     }
 }
 
-fn load(
-    id: &str,
-    args: &ModelArgs,
-    cache: &CacheArgs,
-    speculate: Speculate,
-) -> Result<Loaded, CliError> {
-    let load::Loaded { model, mut engine } = load::load(args, cache)?;
-    engine.set_speculation(speculate);
-    load::introduce(args, args.quiet);
-    let registered = RegisteredChunks::open(cache, &model.tokenizer);
-    let shelf = match registered {
-        Ok(RegisteredChunks { shelf, library }) => {
-            for chunk in library.list(&Which::default()) {
-                if let Err(error) = engine.restore(chunk.clone()) {
-                    terminal::warn(&error.to_string());
-                }
-            }
-            Some(shelf).filter(|_| !cache.no_cache)
-        }
-        Err(error) => {
-            terminal::warn(&format!("chunks are lost when the server ends: {error}"));
-            None
-        }
-    };
-    let about = resident::Loaded {
-        on_gpu: engine.device().kv_family().starts_with("CUDA"),
-        has_gpu: weft_cuda::probe().is_ok(),
-        kernels: resident::kernels(args.device.kernels),
-        context: engine.context(),
-        default_context: DEFAULT_CONTEXT.min(model.config.max_positions),
-        no_cache: cache.no_cache,
-        kv_memory: cache.kv_memory,
-        ram_cache: cache.ram_cache,
-        disk_cache: cache.disk_cache,
-        remote: cache.remote.remote.clone(),
-    };
-    let identity = Identity::of_server(args, cache, about);
-    let identity = serde_json::to_value(identity).unwrap_or_default();
-    Ok(Loaded { id: id.to_owned(), model, engine, shelf, identity })
-}
-
 /// The model's name for clients: its name on the hub, or the name of its folder.
 fn id(model: Option<&str>) -> String {
     let Some(model) = model else { return models::BUNDLED.to_owned() };
@@ -150,7 +154,39 @@ impl CliError {
 
 #[cfg(test)]
 mod tests {
+    use clap::Parser;
+
     use super::*;
+    use crate::args::{Cli, Command};
+
+    fn named(words: &[&str]) -> Result<Vec<(String, Vec<String>)>, String> {
+        let cli = Cli::parse_from(["weft", "serve"].iter().chain(words));
+        let Some(Command::Serve(args)) = cli.command else { panic!("{words:?}") };
+        let named = names(&args).map_err(|error| error.to_string())?;
+        Ok(named.into_iter().map(|named| (named.id, named.aliases)).collect())
+    }
+
+    #[test]
+    fn clients_call_models_by_their_names_and_aliases() {
+        let pair = |id: &str, others: &[&str]| {
+            (id.to_owned(), others.iter().map(|name| (*name).to_owned()).collect())
+        };
+        assert_eq!(named(&[]).unwrap(), [pair("weft-tiny", &[])]);
+        assert_eq!(named(&["--served-model-name", "a,b"]).unwrap(), [pair("a", &["b"])]);
+        let two = ["weft-tiny", "Qwen/Qwen3-0.6B"];
+        let aliases = ["--alias", "gpt-4o=Qwen/Qwen3-0.6B,small=weft-tiny"];
+        let both = [pair("weft-tiny", &["small"]), pair(two[1], &["gpt-4o"])];
+        assert_eq!(named(&[&two[..], &aliases].concat()).unwrap(), both);
+        for (more, reason) in [
+            (&["--served-model-name", "x"][..], "--alias"),
+            (&["--alias", "x=other"], "not among the models"),
+            (&["--alias", "weft-tiny=Qwen/Qwen3-0.6B"], "two models are called"),
+            (&["weft-tiny"], "two models are called"),
+        ] {
+            let refused = named(&[&two[..], more].concat()).unwrap_err();
+            assert!(refused.contains(reason), "{refused}");
+        }
+    }
 
     #[test]
     fn ids_are_no_paths() {

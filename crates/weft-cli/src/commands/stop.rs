@@ -13,6 +13,8 @@ pub(crate) fn run(args: &StopArgs) -> Result<ExitCode, CliError> {
     if let Some(which) = &args.which {
         servers.retain(|server| is_called(server, which));
     }
+    // A server is listed with each of its models.
+    servers.dedup_by_key(|server| server.facts.pid);
     match &servers[..] {
         [server] => {
             server.stop()?;

@@ -28,19 +28,19 @@ const WATCH: Duration = Duration::from_millis(20);
 /// How long a server may take to say what it is.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// A server.
+/// A model of a server.
 pub(crate) struct Client {
     path: PathBuf,
     pub(crate) facts: Facts,
 }
 
 impl Client {
-    /// Asks a server what it is.
-    pub(super) fn open(path: PathBuf, stream: UnixStream) -> io::Result<Self> {
+    /// Asks a server what it is: each of its models is a client.
+    pub(super) fn open(path: &Path, stream: UnixStream) -> io::Result<Vec<Self>> {
         stream.set_read_timeout(Some(PATIENCE))?;
         let (_, body) = exchange(stream, "GET", protocol::FACTS, b"")?;
-        let facts = serde_json::from_reader(body)?;
-        Ok(Self { path, facts })
+        let all: Vec<Facts> = serde_json::from_reader(body)?;
+        Ok(all.into_iter().map(|facts| Self { path: path.to_owned(), facts }).collect())
     }
 
     /// The line that takes the place of the one after loading.
@@ -147,13 +147,24 @@ impl Client {
         let json = serde_json::to_vec(body).map_err(|error| failed(error.into()))?;
         let gone = |error| failed(io::Error::new(io::ErrorKind::ConnectionRefused, error));
         let stream = UnixStream::connect(&self.path).map_err(gone)?;
-        let (status, body) = exchange(stream, "POST", path, &json).map_err(failed)?;
+        let path = format!("{path}?model={}", encoded(&self.facts.model));
+        let (status, body) = exchange(stream, "POST", &path, &json).map_err(failed)?;
         if status == 200 {
             return Ok(body);
         }
         let refusal: Result<Refusal, _> = serde_json::from_reader(body);
         Err(refusal.map_or_else(|error| failed(error.into()), CliError::Resident))
     }
+}
+
+/// A name as part of a query.
+fn encoded(name: &str) -> String {
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~".contains(&byte);
+    let encode = |byte: u8| match is_plain(byte) {
+        true => char::from(byte).to_string(),
+        false => format!("%{byte:02X}"),
+    };
+    name.bytes().map(encode).collect()
 }
 
 fn failed(error: io::Error) -> CliError {

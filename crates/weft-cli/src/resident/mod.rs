@@ -21,12 +21,13 @@ pub(crate) fn folder() -> Option<PathBuf> {
     runtime().or_else(beside_cache)
 }
 
-/// All servers of this user. A folder that cannot be trusted is an error.
+/// All models of the servers of this user. A folder that cannot be trusted is an error.
 pub(crate) fn servers() -> Result<Vec<Client>, CliError> {
     let found = folder().map(|folder| sockets(&folder)).transpose();
     let found = found.map_err(CliError::io("the servers' folder"))?.unwrap_or_default();
     let clients = found.into_iter();
-    Ok(clients.filter_map(|(path, stream)| Client::open(path, stream).ok()).collect())
+    let models = |(path, stream): (PathBuf, _)| Client::open(&path, stream).unwrap_or_default();
+    Ok(clients.flat_map(models).collect())
 }
 
 /// A server that would give this command's answers.

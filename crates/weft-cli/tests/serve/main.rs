@@ -9,6 +9,7 @@ mod end;
 mod harness;
 mod load;
 mod messages;
+mod models;
 mod ollama;
 mod remote;
 mod responses;

@@ -2,6 +2,9 @@
 // encodings; recalled questions; the server's state, its models and its settings in words.
 
 import assert from 'node:assert/strict';
+import { cp, mkdtemp, rm } from 'node:fs/promises';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
 import { describe, test } from 'node:test';
 import { CAPTAIN, GROHOSU, addExamples, addFile, ask, checkAccess, lastAnswer, shot, visit, withScript, withServer } from './harness.mjs';
 import { END, delta } from './script.mjs';
@@ -179,6 +182,46 @@ test('several models can be chosen from, and one needs no choice', async () => {
   assert.equal((await asked).postDataJSON().model, 'another');
   await page.reload();
   assert.equal(await page.locator('#model').inputValue(), 'another');
+});
+
+test('one of several models is loaded when it is chosen', async () => {
+  const folder = await mkdtemp(join(tmpdir(), 'weft-model-'));
+  const second = join(folder, 'second');
+  await cp(new URL('../../../../assets/weft-tiny', import.meta.url).pathname, second, { recursive: true });
+  await withServer(['weft-tiny', second], async (own) => {
+    const page = await visit({ address: own.address });
+    const options = page.locator('#model option');
+    await page.locator('body[data-server="ready"]').waitFor();
+    assert.deepEqual(await options.allTextContents(), ['weft-tiny', 'second (not loaded)']);
+    await page.locator('#model').selectOption('second');
+    await options.filter({ hasText: /^second$/ }).waitFor({ state: 'attached' });
+    await addExamples(page);
+    const asked = page.waitForRequest('**/v1/chat/completions');
+    await ask(page, ...CAPTAIN);
+    assert.equal((await asked).postDataJSON().model, 'second');
+    // The documents are those of the model.
+    const chunks = async (model) => (await page.evaluate(async (path) => (await fetch(path)).json(), `/v1/chunks?model=${model}`)).data.length;
+    assert.equal(await chunks('weft-tiny'), 0);
+    assert.ok(await chunks('second') > 0);
+  });
+  await rm(folder, { recursive: true, force: true });
+});
+
+test('an answer whose model is being loaded says how far that is', async () => {
+  let isLoaded = false;
+  const script = function* loads() {
+    yield ': loading the model, 43 %\n\n';
+    while (!isLoaded) yield 20;
+    yield delta({ content: 'Here I am.' });
+    yield END;
+  };
+  await withScript(script, async (page) => {
+    const asked = ask(page, 'Who?', 'Here I am');
+    await lastAnswer(page).getByText('Loading the model · 43 %').waitFor();
+    isLoaded = true;
+    await asked;
+    assert.equal(await lastAnswer(page).getByText('Loading the model').count(), 0);
+  });
 });
 
 test('words for experts stand under Advanced, and placeholders show values', async () => {

@@ -15,9 +15,11 @@ use crate::app::{App, off_thread};
 use crate::grammars::{self, Rule};
 use crate::http::Body;
 use crate::model_info::ModelInfo;
+use crate::registry::Lease;
 use crate::requests::ChatRequest;
-use crate::responses::{Choice, Recorder, ResponseWriter, ToolForm, ToolMode, complete, stream};
-use crate::routes::Substitute;
+use crate::responses::{
+    Choice, Recorder, ResponseWriter, ToolForm, ToolMode, complete, stream, when_loaded,
+};
 use crate::worker::Job;
 
 /// What a writer needs to know about the answer that it writes.
@@ -61,16 +63,43 @@ impl Answering {
     }
 }
 
-/// Answers a chat, whole or streamed, with the writer that is made for it.
+/// Answers a chat, whole or streamed, with the writer that is made for it, when its model is loaded.
 pub(crate) async fn answer<W: ResponseWriter>(
     app: &Arc<App>,
     body: Body<ChatRequest>,
+    writer: impl FnOnce(Answering) -> W + Send + 'static,
+) -> Result<Response, ApiError> {
+    answer_if(app, body, |_| Ok(()), writer).await
+}
+
+/// The same, if the model passes a check.
+pub(crate) async fn answer_if<W: ResponseWriter>(
+    app: &Arc<App>,
+    body: Body<ChatRequest>,
+    check: impl FnOnce(&ModelInfo) -> Result<(), ApiError> + Send + 'static,
+    writer: impl FnOnce(Answering) -> W + Send + 'static,
+) -> Result<Response, ApiError> {
+    let settings = &body.value.settings;
+    let found = app.models.find(settings.model.as_deref()).await?;
+    let streams = settings.streams();
+    let later = Arc::clone(app);
+    let answer = async move |lease: Lease| {
+        check(lease.info())?;
+        answer_by(&later, lease, body, writer).await
+    };
+    when_loaded::<W, _>(app, found, streams, answer).await
+}
+
+/// Answers a chat by a model.
+async fn answer_by<W: ResponseWriter>(
+    app: &Arc<App>,
+    lease: Lease,
+    body: Body<ChatRequest>,
     writer: impl FnOnce(Answering) -> W,
 ) -> Result<Response, ApiError> {
-    let model = app.worker.model()?;
+    let model = Arc::clone(lease.info());
     let chat = &body.value;
     let settings = &chat.settings;
-    let substitute = Substitute::check(app, &model, settings.model.as_deref()).await?;
     let sampling = chat.sampling(&model)?;
     let (choices, streams) = (settings.choices(), settings.streams());
     let (use_cache, speculate) = (settings.uses_cache(), settings.speculate());
@@ -84,7 +113,7 @@ pub(crate) async fn answer<W: ResponseWriter>(
         _ if chat.tools().0.is_empty() => ToolMode::None,
         _ => ToolMode::Auto(form()),
     };
-    let (prompt, prediction) = compose(app, &model, body).await?;
+    let (prompt, prediction) = compose(app, &lease, body).await?;
     let prompt_end = prompt.end_text(&model.tokenizer);
     let constraint = match compile_rule(&model, rule, rule_param).await? {
         None => thinking_tokens.and_then(|n| model.thinking_limit(n, &prompt_end)),
@@ -102,11 +131,11 @@ pub(crate) async fn answer<W: ResponseWriter>(
         tools,
         calls_once,
     });
-    let recorder = Recorder::new(app, writer.id(), prompt.clone());
+    let recorder = Recorder::new(app, &lease, writer.id(), prompt.clone());
     let request =
         Request { use_cache, constraint, speculate, prediction, ..Request::new(prompt, sampling) };
-    let handle = app.worker.submit(answer_jobs(request, choices, sends_progress)).await?;
-    Ok(substitute.mark(match streams {
+    let handle = lease.submit(answer_jobs(request, choices, sends_progress)).await?;
+    Ok(lease.mark(match streams {
         true => stream(handle, writer, recorder).await?,
         false => Json(complete(handle, writer, recorder).await?).into_response(),
     }))
@@ -117,10 +146,11 @@ pub(crate) async fn count_tokens(
     app: &Arc<App>,
     body: Body<ChatRequest>,
 ) -> Result<usize, ApiError> {
-    let model = app.worker.model()?;
+    let lease = app.models.open(body.value.settings.model.as_deref()).await?;
     let Body { value: request, bytes, share: _share } = body;
-    let chunks = find_chunks(app, request.chunk_ids()).await?;
-    off_thread(bytes, move || Ok(request.prompt(&model, &chunks, Reuse::Exact)?.len())).await
+    let chunks = find_chunks(&lease, request.chunk_ids()).await?;
+    let count = move || Ok(request.prompt(lease.info(), &chunks, Reuse::Exact)?.len());
+    off_thread(bytes, count).await
 }
 
 /// One job per choice: the same request with different seeds. Without the cache, the choices still
@@ -149,14 +179,14 @@ pub(crate) async fn compile_rule(
 
 /// The prompt of a chat, with its chunks, and the client's draft of the answer.
 pub(crate) async fn compose(
-    app: &Arc<App>,
-    model: &Arc<ModelInfo>,
+    app: &App,
+    lease: &Lease,
     body: Body<ChatRequest>,
 ) -> Result<(Composition, Option<Vec<u32>>), ApiError> {
     let Body { value: request, bytes, share: _share } = body;
-    let chunks = find_chunks(app, request.chunk_ids()).await?;
+    let chunks = find_chunks(lease, request.chunk_ids()).await?;
     let bytes = bytes + chunks.values().map(|chunk| chunk.text.len()).sum::<usize>();
-    let model = Arc::clone(model);
+    let model = Arc::clone(lease.info());
     let reuse = app.options.reuse;
     let compose = move || {
         let prompt = request.compose(&model, &chunks, reuse)?;
@@ -167,7 +197,7 @@ pub(crate) async fn compose(
 
 /// The registered chunks that a request names.
 pub(crate) async fn find_chunks(
-    app: &Arc<App>,
+    lease: &Lease,
     ids: Vec<ChunkId>,
 ) -> Result<BTreeMap<ChunkId, Chunk>, ApiError> {
     if ids.is_empty() {
@@ -177,5 +207,5 @@ pub(crate) async fn find_chunks(
         let chunk = |id: ChunkId| Ok((id, engine.library().get(&id)?.clone()));
         ids.into_iter().map(chunk).collect::<Result<_, ApiError>>()
     };
-    app.worker.call(find).await?
+    lease.call(find).await?
 }

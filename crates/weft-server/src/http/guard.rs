@@ -51,7 +51,7 @@ pub(crate) async fn guard(State(app): State<Arc<App>>, request: Request, next: N
         *response.body_mut() = body.into();
     }
     response.headers_mut().insert(X_REQUEST_ID, id);
-    app.metrics.count_request(&route, response.status().as_u16());
+    app.requests.count(&route, response.status().as_u16());
     response
 }
 

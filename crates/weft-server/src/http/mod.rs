@@ -13,7 +13,6 @@ mod resident;
 
 use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
-use std::thread::JoinHandle;
 use std::time::Duration;
 
 use axum::Router;
@@ -26,16 +25,16 @@ use hyper_util::server::graceful::GracefulShutdown;
 use hyper_util::service::TowerToHyperService;
 use thiserror::Error;
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::sync::{Mutex, OwnedSemaphorePermit, Semaphore};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::app::App;
-use crate::chunk_update::ChunkLock;
 use crate::dialects;
-use crate::metrics::Metrics;
+use crate::metrics::RequestMetrics;
 use crate::model_info::{Load, LoadError};
+use crate::registry::{LoadFailure, ModelName, ModelSource, OneModel, Registry, Settings};
 use crate::responses::Recent;
 use crate::routes;
-use crate::worker::{Limits, Phase, Worker};
+use crate::worker::{Limits, Phase};
 
 pub(crate) use self::body::{Body, BodyBudget, parse};
 use self::guard::LocalAddress;
@@ -104,7 +103,6 @@ pub struct Server {
     listener: TcpListener,
     options: Options,
     log: Arc<dyn Fn(&str) + Send + Sync>,
-    progress: LoadProgress,
 }
 
 impl Server {
@@ -121,13 +119,7 @@ impl Server {
             Ok(listener)
         };
         let listener = bind().map_err(|source| ServeError::Bind { address, source })?;
-        let progress = LoadProgress::default();
-        Ok(Self { listener, options, log: Arc::new(log), progress })
-    }
-
-    /// Where to report how far the model is loaded; `/health` shows it.
-    pub fn progress(&self) -> LoadProgress {
-        self.progress.clone()
+        Ok(Self { listener, options, log: Arc::new(log) })
     }
 
     /// The address that the server listens on.
@@ -135,37 +127,57 @@ impl Server {
         self.listener.local_addr()
     }
 
-    /// Serves until SIGTERM or Ctrl-C, then finishes running answers and saves rows. The engine is
-    /// loaded in the background; requests that arrive before it is ready get status 503.
-    pub fn run(self, load: Load) -> Result<(), ServeError> {
+    /// Serves one model, which a function loads, until SIGTERM or Ctrl-C; then finishes running
+    /// answers and saves rows. The model is loaded in the background, and requests wait for it.
+    ///
+    /// # Errors
+    /// See [`ServeError`].
+    pub fn run(self, id: &str, load: Load) -> Result<(), ServeError> {
+        self.run_models(vec![ModelName::new(id, id)], Arc::new(OneModel::new(load)))
+    }
+
+    /// The same with any number of models. One model that is served alone is loaded at once; of
+    /// several, each is loaded when a request first needs it. The first model is that of requests
+    /// without a name.
+    ///
+    /// # Errors
+    /// See [`ServeError`].
+    pub fn run_models(
+        self,
+        models: Vec<ModelName>,
+        source: Arc<dyn ModelSource>,
+    ) -> Result<(), ServeError> {
         let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
-        let metrics = Arc::new(Metrics::default());
         let limits = Limits {
             queue: self.options.queue,
             slow_reader: SLOW_READER,
             give_way: GIVE_WAY,
             drain: DRAIN,
         };
-        let (worker, thread) =
-            Worker::start(load, limits, Arc::clone(&metrics), Arc::clone(&self.log))?;
+        let settings = Settings {
+            limits,
+            keep_loaded: self.options.keep_loaded,
+            max_loaded: self.options.max_loaded,
+            allow_load: self.options.allow_load,
+            strict: self.options.strict_model,
+            log: Arc::clone(&self.log),
+        };
         #[cfg(unix)]
         let resident = crate::resident::State::new(self.listener.local_addr()?);
         let app = Arc::new(App {
-            worker,
-            metrics,
+            models: Registry::new(settings, source, models),
+            requests: RequestMetrics::default(),
             options: self.options,
-            log: Arc::clone(&self.log),
-            progress: self.progress,
-            other_names: Mutex::default(),
             recent: Recent::default(),
             dialects: dialects::State::default(),
-            chunk_lock: ChunkLock::default(),
             body_budget: BodyBudget::default(),
-            verifying: Mutex::default(),
             #[cfg(unix)]
             resident,
         });
-        runtime.block_on(serve(self.listener, app, &*self.log, thread))
+        let served = runtime.block_on(serve(self.listener, app, &*self.log));
+        // A model may still be loading: its thread ends with the process.
+        runtime.shutdown_background();
+        served
     }
 }
 
@@ -173,7 +185,6 @@ async fn serve(
     listener: TcpListener,
     app: Arc<App>,
     log: &(dyn Fn(&str) + Send + Sync),
-    engine: JoinHandle<()>,
 ) -> Result<(), ServeError> {
     let listener = tokio::net::TcpListener::from_std(listener)?;
     let graceful = GracefulShutdown::new();
@@ -182,35 +193,24 @@ async fn serve(
     #[cfg(not(unix))]
     let resident = std::future::pending::<()>();
     let mut accepting = Box::pin(accept(&listener, routes::router(Arc::clone(&app)), &graceful));
-    let unloadable = {
-        let mut phase = app.worker.phase();
-        let unloadable = async {
-            let phase = phase.wait_for(|phase| matches!(phase, Phase::Unloadable(_))).await;
-            match phase.as_deref() {
-                Ok(Phase::Unloadable(error)) => Arc::clone(error),
-                _ => std::future::pending().await,
-            }
-        };
-        tokio::select! {
-            () = &mut accepting => None,
-            () = resident => None,
-            error = unloadable => Some(error),
-            ended = shutdown_signal() => ended.map(|()| None)?,
-        }
+    let unloadable = tokio::select! {
+        () = &mut accepting => None,
+        () = resident => None,
+        () = Arc::clone(&app.models).unload_by_age() => None,
+        failure = load_the_only_one(&app.models) => Some(failure),
+        ended = shutdown_signal() => ended.map(|()| None)?,
     };
     #[cfg(unix)]
     drop(socket);
-    app.worker.drain();
-    if let Some(error) = unloadable {
-        return Err(ServeError::Load(error));
+    let running = app.models.close();
+    if let Some(failure) = unloadable {
+        return Err(ServeError::Load(failure.error));
     }
-    if matches!(*app.worker.phase().borrow(), Phase::Loading) {
-        // There is no answer to finish. The loading thread ends with the process.
-        return Ok(());
+    if !running.is_empty() {
+        log("finishing running answers; send the signal again to exit at once");
     }
-    log("finishing running answers; send the signal again to exit at once");
-    // A panic of the thread has already been logged.
-    let running = tokio::task::spawn_blocking(move || engine.join());
+    let running =
+        tokio::task::spawn_blocking(move || running.iter().for_each(|served| served.join()));
     // New requests and health checks are answered meanwhile, with status 503.
     tokio::select! {
         _ = running => {}
@@ -224,6 +224,18 @@ async fn serve(
         ended = shutdown_signal() => ended?,
     }
     Ok(())
+}
+
+/// Loads a model that is served alone. Ends if that fails: there is nothing to serve.
+async fn load_the_only_one(models: &Arc<Registry>) -> LoadFailure {
+    if models.is_single()
+        && let Some(mut phase) = models.begin_first()
+        && let Ok(phase) = phase.wait_for(|phase| !matches!(phase, Phase::Loading)).await
+        && let Phase::Unloadable(failure) = &*phase
+    {
+        return failure.clone();
+    }
+    std::future::pending().await
 }
 
 /// SIGTERM, or Ctrl-C.

@@ -1,6 +1,7 @@
 //! Where to listen and whom to let in.
 
 use std::net::SocketAddr;
+use std::time::Duration;
 
 use weft_core::chunk::Reuse;
 
@@ -23,9 +24,14 @@ pub struct Options {
     pub allowed_hosts: Vec<String>,
     /// Origins of pages and apps that may use this server, besides its own.
     pub allowed_origins: Vec<AllowedOrigin>,
-    /// Other names of the model.
-    pub aliases: Vec<String>,
+    /// How long a model stays loaded that nobody uses; `None` is for ever.
+    pub keep_loaded: Option<Duration>,
+    /// The most models that are loaded at a time, if memory does not set the limit.
+    pub max_loaded: Option<usize>,
+    /// Whether clients may name any model that the source finds.
+    pub allow_load: bool,
     /// Refuses requests that name another model, instead of answering them with the one there is.
+    /// Several models always do.
     pub strict_model: bool,
     /// How the pieces of chats are reused if a request does not say.
     pub reuse: Reuse,
@@ -44,7 +50,9 @@ impl Options {
             insecure: false,
             allowed_hosts: Vec::new(),
             allowed_origins: Vec::new(),
-            aliases: Vec::new(),
+            keep_loaded: None,
+            max_loaded: None,
+            allow_load: false,
             strict_model: false,
             reuse: Reuse::Exact,
             queue: QUEUE,

@@ -12,6 +12,16 @@ pub enum LoadStage {
     Loading,
 }
 
+impl LoadStage {
+    /// The stage as a word.
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::Downloading => "downloading",
+            Self::Loading => "loading",
+        }
+    }
+}
+
 /// How far the model is loaded.
 #[derive(Clone, Debug, Default)]
 pub struct LoadProgress(Arc<Mutex<(LoadStage, f64)>>);
@@ -20,6 +30,11 @@ impl LoadProgress {
     /// Sets the stage, and the share of it that is done, from 0 to 1.
     pub fn set(&self, stage: LoadStage, done: f64) {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = (stage, done.clamp(0.0, 1.0));
+    }
+
+    /// Nothing is done yet.
+    pub(crate) fn reset(&self) {
+        self.set(LoadStage::default(), 0.0);
     }
 
     pub(crate) fn get(&self) -> (LoadStage, f64) {

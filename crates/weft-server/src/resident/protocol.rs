@@ -16,7 +16,9 @@ use weft_core::prompt::Template;
 use weft_core::sampling::Overrides;
 use weft_core::tokenizer::Tokenizer;
 
-/// `GET`: [`Facts`].
+/// The questions below are for a model of the server, which the query names: `?model=NAME`.
+///
+/// `GET`: [`Facts`] of each model.
 pub const FACTS: &str = "/resident";
 /// `POST` a [`Question`]: [`Event`]s, one per line. Empty lines keep the connection alive.
 pub const ANSWER: &str = "/resident/answer";
@@ -33,17 +35,25 @@ pub const REFRESH: &str = "/resident/refresh";
 /// `POST`: finishes running answers and ends the server.
 pub const STOP: &str = "/resident/stop";
 
-/// A server.
+/// A server, with one of its models.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Facts {
     /// Its process.
     pub pid: u32,
     /// The program's version.
     pub version: String,
-    /// The model's name for clients; empty while it is loading.
+    /// The model's name for clients.
     pub model: String,
-    /// Whether it answers.
+    /// Whether it is loaded.
     pub is_ready: bool,
+    /// Whether it is loaded, in a word, as the list of models has it.
+    pub state: String,
+    /// The share of its load that is done.
+    pub progress: Option<f64>,
+    /// The bytes of memory that are planned for it.
+    pub bytes: u64,
+    /// Seconds that it stays loaded if nobody uses it; for ever if there are none.
+    pub stays_s: Option<u64>,
     /// The device, in words.
     pub device: String,
     /// Tokens of a context.

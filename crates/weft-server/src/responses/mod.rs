@@ -6,6 +6,7 @@
 
 mod choice;
 mod complete;
+mod loading;
 pub(crate) mod logprobs;
 mod parts;
 mod recent;
@@ -25,6 +26,7 @@ use crate::worker::Progress;
 
 pub(crate) use self::choice::{Choice, Delta, ToolMode};
 pub(crate) use self::complete::complete;
+pub(crate) use self::loading::when_loaded;
 pub(crate) use self::parts::{Part, PartEvent, PartStream};
 pub(crate) use self::recent::{Recent, Recorder};
 pub(crate) use self::stream::{Framing, stream};
@@ -66,6 +68,11 @@ pub(crate) trait ResponseWriter: Send + 'static {
 
     /// The last events of a stream that fails.
     fn fail(&mut self, error: &ApiError) -> Vec<Value>;
+
+    /// The events of a stream that fails before there is a writer.
+    fn refuse(error: &ApiError) -> Vec<Value> {
+        vec![error.json()]
+    }
 
     /// The complete response, after all choices have ended.
     fn into_response(self) -> Value;

@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex};
 use weft_core::chunk::Composition;
 
 use crate::app::App;
+use crate::registry::Lease;
 
 /// The most answers that are held. Each holds a prompt's tokens, so this bounds them to some
 /// megabytes.
@@ -15,6 +16,8 @@ const MAX: usize = 32;
 #[derive(Clone, Debug)]
 pub(crate) struct Answered {
     pub(crate) id: String,
+    /// The model that answered, by its name for clients.
+    pub(crate) model: String,
     pub(crate) prompt: Composition,
     pub(crate) tokens: Vec<u32>,
 }
@@ -44,9 +47,10 @@ pub(crate) struct Recorder {
 }
 
 impl Recorder {
-    /// Records the answer `id` to a prompt.
-    pub(crate) fn new(app: &Arc<App>, id: &str, prompt: Composition) -> Self {
-        let answered = Answered { id: id.to_owned(), prompt, tokens: Vec::new() };
+    /// Records a model's answer `id` to a prompt.
+    pub(crate) fn new(app: &Arc<App>, model: &Lease, id: &str, prompt: Composition) -> Self {
+        let (id, model) = (id.to_owned(), model.id().to_owned());
+        let answered = Answered { id, model, prompt, tokens: Vec::new() };
         Self { app: Arc::clone(app), answered }
     }
 
@@ -70,7 +74,8 @@ mod tests {
         let recent = Recent::default();
         for n in 0..=MAX {
             let prompt = Composition::from(vec![n as u32]);
-            recent.keep(Answered { id: n.to_string(), prompt, tokens: vec![7] });
+            let (id, model) = (n.to_string(), String::new());
+            recent.keep(Answered { id, model, prompt, tokens: vec![7] });
         }
         assert!(recent.find("0").is_none());
         for n in 1..=MAX {

@@ -41,14 +41,14 @@ pub(crate) enum Framing {
 }
 
 impl Framing {
-    const fn content_type(self) -> &'static str {
+    pub(super) const fn content_type(self) -> &'static str {
         match self {
             Self::Data | Self::Named => "text/event-stream",
             Self::Lines => "application/x-ndjson",
         }
     }
 
-    fn write(self, bytes: &mut Vec<u8>, events: &[Value]) {
+    pub(super) fn write(self, bytes: &mut Vec<u8>, events: &[Value]) {
         for event in events {
             if self == Self::Named {
                 let name = event["type"].as_str().unwrap_or_default();
@@ -66,14 +66,14 @@ impl Framing {
     }
 
     /// What keeps a connection alive. Lines have nothing that their readers would skip.
-    const fn comment(self) -> &'static [u8] {
+    pub(super) const fn comment(self) -> &'static [u8] {
         match self {
             Self::Data | Self::Named => b": still working\n\n",
             Self::Lines => b"",
         }
     }
 
-    const fn end(self) -> &'static [u8] {
+    pub(super) const fn end(self) -> &'static [u8] {
         match self {
             Self::Data => b"data: [DONE]\n\n",
             Self::Named | Self::Lines => b"",

@@ -19,6 +19,7 @@ use crate::chunk_update::{FileChange, update_chunks};
 use crate::dialects::OpenAiChat;
 use crate::dialects::answer::compose;
 use crate::http::{Body, PathParam};
+use crate::registry::Lease;
 use crate::requests::{FromJson, Parsed, fields};
 use crate::worker::{Job, JobError, JobEvent, JobHandle};
 
@@ -39,6 +40,7 @@ pub(super) struct NewChunk {
     name: Option<String>,
     #[serde(default)]
     metadata: BTreeMap<String, String>,
+    model: Option<String>,
 }
 
 const fn context() -> Kind {
@@ -67,9 +69,9 @@ pub(super) async fn register(
     State(app): State<Arc<App>>,
     body: Body<NewChunk>,
 ) -> Result<(StatusCode, Json<Value>), ApiError> {
-    let model = app.worker.model()?;
+    let lease = app.models.open(body.value.model.as_deref()).await?;
     let chunk = {
-        let model = Arc::clone(&model);
+        let model = Arc::clone(lease.info());
         off_thread(body.bytes, move || {
             let NewChunk { kind, text, metadata, .. } = body.value;
             let chunk = Chunk::new(&model.tokenizer, kind, &text, metadata)?;
@@ -84,13 +86,14 @@ pub(super) async fn register(
         let chunk = engine.library().get(&id)?;
         Ok((describe(chunk, engine.tier_of(chunk)), FileChange::keep(chunk, before)))
     };
-    Ok((StatusCode::CREATED, Json(update_chunks(&app, model, put).await?)))
+    Ok((StatusCode::CREATED, Json(update_chunks(&lease, put).await?)))
 }
 
 /// The chunks to list or to delete.
 #[derive(Deserialize)]
 pub(super) struct Filter {
     kind: Option<Kind>,
+    model: Option<String>,
 }
 
 impl Filter {
@@ -101,26 +104,40 @@ impl Filter {
 
 type FilterQuery = Result<Query<Filter>, axum::extract::rejection::QueryRejection>;
 
-fn which(filter: FilterQuery) -> Result<Which, ApiError> {
+/// The model that is asked for, and its chunks.
+async fn opened(app: &Arc<App>, filter: FilterQuery) -> Result<(Lease, Which), ApiError> {
     let refused = |_| {
         let message = "kind must be system, context, query or output";
         ApiError::invalid(message).param("kind")
     };
-    filter.map(|Query(filter)| filter.which()).map_err(refused)
+    let Query(filter) = filter.map_err(refused)?;
+    Ok((app.models.open(filter.model.as_deref()).await?, filter.which()))
+}
+
+/// The model that an address names, if it does: `?model=NAME`.
+#[derive(Deserialize)]
+pub(super) struct OfModel {
+    model: Option<String>,
+}
+
+type ModelQuery = Result<Query<OfModel>, axum::extract::rejection::QueryRejection>;
+
+async fn open(app: &Arc<App>, query: ModelQuery) -> Result<Lease, ApiError> {
+    let name = query.ok().and_then(|Query(of)| of.model);
+    app.models.open(name.as_deref()).await
 }
 
 pub(super) async fn list(
     State(app): State<Arc<App>>,
     filter: FilterQuery,
 ) -> Result<Json<Value>, ApiError> {
-    app.worker.model()?;
-    let which = which(filter)?;
+    let (lease, which) = opened(&app, filter).await?;
     let all = move |engine: &mut Engine| -> Vec<Value> {
         let chunks = engine.library().list(&which);
         chunks.iter().map(|chunk| describe(chunk, engine.tier_of(chunk))).collect()
     };
-    let data = app.worker.call(all).await?;
-    let cache = app.metrics.cache();
+    let data = lease.call(all).await?;
+    let cache = lease.metrics().cache();
     let mut tiers = json!({
         "device": tier(&cache.device),
         "ram": tier(&cache.ram),
@@ -136,37 +153,38 @@ pub(super) async fn clear(
     State(app): State<Arc<App>>,
     filter: FilterQuery,
 ) -> Result<Json<Value>, ApiError> {
-    let model = app.worker.model()?;
-    let which = which(filter)?;
+    let (lease, which) = opened(&app, filter).await?;
     let clear = move |engine: &mut Engine| {
         let ids = engine.library().list(&which).iter().map(|chunk| chunk.id).collect();
         Ok((engine.clear(&which), FileChange::Remove(ids)))
     };
-    let n = update_chunks(&app, model, clear).await?;
+    let n = update_chunks(&lease, clear).await?;
     Ok(Json(json!({"object": "list", "deleted": n})))
 }
 
 pub(super) async fn show(
     State(app): State<Arc<App>>,
     PathParam(id): PathParam<ChunkId>,
+    of: ModelQuery,
 ) -> Result<Json<Value>, ApiError> {
-    app.worker.model()?;
+    let lease = open(&app, of).await?;
     let find = move |engine: &mut Engine| -> Result<_, ApiError> {
         let chunk = engine.library().get(&id)?;
         let mut json = describe(chunk, engine.tier_of(chunk));
         json["text"] = chunk.text.clone().into();
         Ok(json)
     };
-    Ok(Json(app.worker.call(find).await??))
+    Ok(Json(lease.call(find).await??))
 }
 
 pub(super) async fn delete(
     State(app): State<Arc<App>>,
     PathParam(id): PathParam<ChunkId>,
+    of: ModelQuery,
 ) -> Result<Json<Value>, ApiError> {
-    let model = app.worker.model()?;
+    let lease = open(&app, of).await?;
     let delete = move |engine: &mut Engine| Ok((engine.delete(&id)?, FileChange::Remove(vec![id])));
-    update_chunks(&app, model, delete).await?;
+    update_chunks(&lease, delete).await?;
     Ok(Json(json!({"id": id.to_string(), "object": "chunk", "deleted": true})))
 }
 
@@ -187,9 +205,10 @@ impl FromJson for Pin {
 pub(super) async fn pin(
     State(app): State<Arc<App>>,
     PathParam(id): PathParam<ChunkId>,
+    of: ModelQuery,
     body: Body<Pin>,
 ) -> Result<Json<Value>, ApiError> {
-    let model = app.worker.model()?;
+    let lease = open(&app, of).await?;
     let pinned = body.value.pinned.unwrap_or(true);
     let pin = move |engine: &mut Engine| {
         let before = engine.library().get(&id).ok().cloned();
@@ -197,7 +216,7 @@ pub(super) async fn pin(
         let chunk = engine.library().get(&id)?;
         Ok((describe(chunk, engine.tier_of(chunk)), FileChange::keep(chunk, before)))
     };
-    Ok(Json(update_chunks(&app, model, pin).await?))
+    Ok(Json(update_chunks(&lease, pin).await?))
 }
 
 /// The prompt that a chunk is computed ahead for.
@@ -218,9 +237,10 @@ impl FromJson for Warm {
 pub(super) async fn warm(
     State(app): State<Arc<App>>,
     PathParam(id): PathParam<ChunkId>,
+    of: ModelQuery,
     body: Body<Warm>,
 ) -> Result<Json<Value>, ApiError> {
-    app.worker.model()?;
+    let lease = open(&app, of).await?;
     let Warm { system, reuse } = body.value;
     let find = move |engine: &mut Engine| -> Result<_, ApiError> {
         let mut prompt = Prompt::new().query(ANY_QUERY).reuse(reuse.unwrap_or_default().0);
@@ -234,10 +254,10 @@ pub(super) async fn warm(
         let preview = engine.preview(&composition);
         Ok((composition, preview))
     };
-    let (composition, before) = app.worker.call(find).await??;
-    let mut handle = app.worker.submit(vec![Job::Warm(composition.clone())]).await?;
+    let (composition, before) = lease.call(find).await??;
+    let mut handle = lease.submit(vec![Job::Warm(composition.clone())]).await?;
     wait_until_done(&mut handle).await?;
-    let is_saved = app.worker.call(move |engine| engine.is_saved(&composition)).await?;
+    let is_saved = lease.call(move |engine| engine.is_saved(&composition)).await?;
     let pieces = || before.pieces.iter().filter(|piece| piece.kind != Kind::Query);
     let tokens: usize = pieces().map(|piece| piece.tokens).sum();
     let cached: usize = pieces().map(|piece| piece.cached_tokens).sum();
@@ -249,7 +269,7 @@ pub(super) async fn warm(
         "saved": is_saved,
     });
     if !is_saved {
-        warmed["warning"] = unsaved(app.metrics.cache().store.as_ref()).into();
+        warmed["warning"] = unsaved(lease.metrics().cache().store.as_ref()).into();
     }
     Ok(Json(warmed))
 }
@@ -273,9 +293,10 @@ pub(super) async fn preview(
     State(app): State<Arc<App>>,
     body: Body<OpenAiChat>,
 ) -> Result<Json<Value>, ApiError> {
-    let model = app.worker.model()?;
-    let (prompt, _) = compose(&app, &model, body.map(|OpenAiChat(chat)| chat)).await?;
-    let preview = app.worker.call(move |engine| engine.preview(&prompt)).await?;
+    let body = body.map(|OpenAiChat(chat)| chat);
+    let lease = app.models.open(body.value.settings.model.as_deref()).await?;
+    let (prompt, _) = compose(&app, &lease, body).await?;
+    let preview = lease.call(move |engine| engine.preview(&prompt)).await?;
     Ok(Json(preview_json(&preview)))
 }
 
@@ -332,24 +353,24 @@ pub(super) async fn verify(
 
 /// Compares one of the latest answers with one computed without the cache.
 pub(super) async fn compare(app: &Arc<App>, completion: &str) -> Result<Verification, ApiError> {
-    let model = app.worker.model()?;
     let answered = app.recent.find(completion).ok_or_else(|| {
         ApiError::not_found("that answer is not among the latest ones; ask again, then verify")
             .param("completion")
     })?;
+    let lease = app.models.open(Some(&answered.model)).await?;
     let prompt = answered.prompt;
     let mut answer = answered.tokens;
     // An answer may end where the context ends; its last token is never run and needs no room.
-    answer.truncate(MAX_VERIFIED.min(model.context.saturating_sub(prompt.len() + 1)));
+    answer.truncate(MAX_VERIFIED.min(lease.info().context.saturating_sub(prompt.len() + 1)));
     // Rows of logits are large, so only one verification runs at a time.
-    let _alone = app.verifying.lock().await;
-    let ours = score(app, &prompt, &answer, true).await?;
-    let cold = score(app, &prompt.exact(), &answer, false).await?;
+    let _alone = lease.verifying.lock().await;
+    let ours = score(&lease, &prompt, &answer, true).await?;
+    let cold = score(&lease, &prompt.exact(), &answer, false).await?;
     off_thread(SLOW, move || Ok(Verification::of(&answer, &ours, &cold))).await
 }
 
 async fn score(
-    app: &Arc<App>,
+    lease: &Lease,
     prompt: &weft_core::chunk::Composition,
     answer: &[u32],
     use_cache: bool,
@@ -358,8 +379,7 @@ async fn score(
         return Ok(Vec::new());
     }
     let (prompt, tokens) = (prompt.clone(), answer.to_vec());
-    let mut handle =
-        app.worker.submit(vec![Job::Score { prompt, answer: tokens, use_cache }]).await?;
+    let mut handle = lease.submit(vec![Job::Score { prompt, answer: tokens, use_cache }]).await?;
     let rows = wait_until_done(&mut handle).await?.ok_or(JobError::Fault)?;
     Ok(rows.into_iter().take(answer.len()).collect())
 }

@@ -11,12 +11,12 @@ use serde::Serialize;
 use weft_core::engine::Reading;
 use weft_core::retrieval::embedding;
 
-use super::models::Substitute;
 use super::readings::{ReadUsage, read_all};
 use crate::api_error::ApiError;
 use crate::app::{App, SLOW, off_thread};
 use crate::http::Body;
 use crate::model_info::ModelInfo;
+use crate::registry::Lease;
 use crate::requests::{EmbeddingsRequest, EncodingFormat};
 
 /// The response. Its vectors are written as they are, because a tree of JSON values would take
@@ -48,8 +48,7 @@ const MANY_VALUES: usize = 1 << 16;
 
 /// The vectors of a request's texts.
 pub(crate) struct Embedded {
-    pub(crate) model: Arc<ModelInfo>,
-    pub(crate) substitute: Substitute,
+    pub(crate) model: Lease,
     pub(crate) usage: ReadUsage,
     states: Vec<Vec<f32>>,
     dimensions: Option<usize>,
@@ -60,18 +59,17 @@ pub(crate) async fn embed(
     app: &Arc<App>,
     body: Body<EmbeddingsRequest>,
 ) -> Result<Embedded, ApiError> {
-    let model = app.worker.model()?;
+    let lease = app.models.open(body.value.model.as_deref()).await?;
     let Body { value: request, bytes, share } = body;
-    let substitute = Substitute::check(app, &model, request.model.as_deref()).await?;
-    let dimensions = request.dimensions(&model)?;
+    let dimensions = request.dimensions(lease.info())?;
     let compose = {
-        let model = Arc::clone(&model);
+        let model = Arc::clone(lease.info());
         move || request.compose(&model)
     };
     let prompts = off_thread(bytes, compose).await?;
     drop(share);
-    let (states, usage) = read_all(&app.worker, prompts, &Reading::State).await?;
-    Ok(Embedded { model, substitute, usage, states, dimensions })
+    let (states, usage) = read_all(&lease, prompts, &Reading::State).await?;
+    Ok(Embedded { model: lease, usage, states, dimensions })
 }
 
 impl Embedded {
@@ -80,13 +78,14 @@ impl Embedded {
         self,
         body: impl FnOnce(Vec<Vec<f32>>, &ModelInfo, ReadUsage) -> T + Send + 'static,
     ) -> Result<Response, ApiError> {
-        let Self { model, substitute, usage, states, dimensions } = self;
+        let Self { model: lease, usage, states, dimensions } = self;
+        let model = Arc::clone(lease.info());
         let work = if states.len() * model.hidden > MANY_VALUES { SLOW } else { 0 };
         let write = move || {
             let vectors = states.iter().map(|state| embedding(state, dimensions)).collect();
             Ok(Json(body(vectors, &model, usage)).into_response())
         };
-        Ok(substitute.mark(off_thread(work, write).await?))
+        Ok(lease.mark(off_thread(work, write).await?))
     }
 }
 

@@ -9,22 +9,25 @@ use axum::response::{IntoResponse, Response};
 use serde_json::json;
 
 use crate::app::App;
-use crate::http::LoadStage;
+use crate::metrics::labelled;
+use crate::registry::Status;
 
-/// 200 if requests are answered; 503 while the model loads, after a fault, and during a shutdown.
+/// 200 if requests are answered; 503 during a shutdown. If one model is served alone, also 503
+/// while it loads and after a fault.
 pub(super) async fn health(State(app): State<Arc<App>>) -> Response {
-    let error = match app.worker.model() {
-        Ok(_) => return Json(json!({"status": "ok"})).into_response(),
+    let status = app.models.list()[0].status;
+    let error = match app.models.check_status(status) {
+        Ok(()) => return Json(json!({"status": "ok"})).into_response(),
         Err(error) => error,
     };
     let mut body = error.json();
-    body["status"] = match app.worker.phase_name() {
-        "loading" => {
-            let (stage, done) = app.progress.get();
+    body["status"] = match status {
+        _ if app.models.is_closing() => "draining",
+        Status::Loading(_, done) => {
             body["progress"] = done.into();
-            if stage == LoadStage::Downloading { "downloading" } else { "loading" }
+            status.name()
         }
-        name => name,
+        status => status.name(),
     }
     .into();
     error.with_body(body)
@@ -32,5 +35,13 @@ pub(super) async fn health(State(app): State<Arc<App>>) -> Response {
 
 /// The metrics, for Prometheus.
 pub(super) async fn metrics(State(app): State<Arc<App>>) -> impl IntoResponse {
-    ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], app.metrics.text())
+    let models = app.models.list();
+    let mut text = app.requests.text();
+    text += &match &models[..] {
+        [only] => only.entry.metrics.text(),
+        models => {
+            labelled(models.iter().map(|model| (&model.entry.name.id[..], &*model.entry.metrics)))
+        }
+    };
+    ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text)
 }

@@ -6,6 +6,7 @@ mod health;
 mod models;
 mod openapi;
 mod page;
+mod props;
 mod readings;
 mod rerank;
 #[cfg(unix)]
@@ -25,7 +26,6 @@ use crate::dialects;
 use crate::http::guard;
 
 pub(crate) use self::embeddings::embed;
-pub(crate) use self::models::Substitute;
 #[cfg(unix)]
 pub(crate) use self::resident::router as resident_router;
 
@@ -39,9 +39,13 @@ fn api() -> Routes {
         ("/openapi.json", get(openapi::document)),
         ("/v1/models", get(models::list)),
         ("/v1/models/{*id}", get(models::show)),
+        ("/models/load", post(models::load)),
+        ("/models/unload", post(models::unload)),
         ("/v1/embeddings", post(embeddings::create)),
         ("/v1/rerank", post(rerank::create)),
         ("/v2/rerank", post(rerank::create)),
+        ("/props", get(props::props)),
+        ("/slots", get(props::slots)),
         ("/tokenize", post(tokens::tokenize)),
         ("/detokenize", post(tokens::detokenize)),
         ("/apply-template", post(tokens::apply_template)),

@@ -1,26 +1,25 @@
-//! The one model that is served, and its names.
+//! The models that are served: their names, their states, and loading and unloading them by hand.
 
 use std::sync::Arc;
 
 use axum::Json;
 use axum::extract::State;
-use axum::http::HeaderValue;
-use axum::response::Response;
+use serde::Deserialize;
 use serde_json::{Value, json};
 
 use crate::api_error::ApiError;
 use crate::app::App;
-use crate::http::PathParam;
-use crate::model_info::ModelInfo;
-
-/// The most names of other models that are logged, and the most characters of one.
-const MAX_LOGGED: usize = 32;
-const MAX_NAME_CHARS: usize = 80;
+use crate::http::{Body, PathParam};
+use crate::registry::{Listed, Status};
+use crate::requests::{FromJson, fields};
 
 pub(super) async fn list(State(app): State<Arc<App>>) -> Result<Json<Value>, ApiError> {
-    let model = app.worker.model()?;
-    let names = std::iter::once(&model.id).chain(&app.options.aliases);
-    let data: Vec<Value> = names.map(|name| describe(&model, name)).collect();
+    app.models.check_ready()?;
+    let all = app.models.list_all().await;
+    let data: Vec<Value> = all
+        .iter()
+        .flat_map(|listed| listed.entry.names().map(|name| describe(listed, name)))
+        .collect();
     Ok(Json(json!({"object": "list", "data": data})))
 }
 
@@ -28,78 +27,89 @@ pub(super) async fn show(
     State(app): State<Arc<App>>,
     PathParam(id): PathParam<String>,
 ) -> Result<Json<Value>, ApiError> {
-    let model = app.worker.model()?;
-    match is_its_name(&app, &model, &id) {
-        true => Ok(Json(describe(&model, &id))),
-        false => Err(ApiError::unknown_model(&id, &model.id)),
-    }
-}
-
-fn is_its_name(app: &App, model: &ModelInfo, name: &str) -> bool {
-    name == model.id || app.options.aliases.iter().any(|alias| alias == name)
-}
-
-/// Marks a response whose request named another model than the one that answers.
-pub(crate) struct Substitute(Option<HeaderValue>);
-
-impl Substitute {
-    /// Checks the model that a request names. The one model answers to any name, unless names are
-    /// strict.
-    pub(crate) async fn check(
-        app: &App,
-        model: &ModelInfo,
-        asked: Option<&str>,
-    ) -> Result<Self, ApiError> {
-        let Some(asked) = asked.filter(|name| !is_its_name(app, model, name)) else {
-            return Ok(Self(None));
-        };
-        if app.options.strict_model {
-            return Err(ApiError::unknown_model(asked, &model.id));
+    app.models.check_ready()?;
+    let entry = match app.models.known(&id) {
+        Some(entry) => entry,
+        // One that is served alone answers to any name, but is not called so.
+        None if app.models.is_single() => {
+            return Err(ApiError::unknown_model(&id, &app.models.first().name.id));
         }
-        log_once(app, model, asked).await;
-        Ok(Self(HeaderValue::from_bytes(model.id.as_bytes()).ok()))
-    }
+        None => app.models.find(Some(&id)).await?.entry,
+    };
+    Ok(Json(describe(&app.models.show(&entry).await, &id)))
+}
 
-    pub(crate) fn mark(self, mut response: Response) -> Response {
-        self.0.map(|id| response.headers_mut().insert("x-weft-model", id));
-        response
+/// The model to load or to unload.
+#[derive(Deserialize)]
+pub(super) struct Which {
+    model: String,
+}
+
+impl FromJson for Which {
+    fn from_json(json: &Value) -> Result<Self, ApiError> {
+        fields(json)
     }
 }
 
-/// Logs each name once, and not more names than an operator reads.
-async fn log_once(app: &App, model: &ModelInfo, asked: &str) {
-    let asked: String = asked.chars().take(MAX_NAME_CHARS).collect();
-    let mut names = app.other_names.lock().await;
-    if names.len() < MAX_LOGGED && names.insert(asked.clone()) {
-        (app.log)(&format!(
-            "a client asks for the model {asked:?}; {} answers (--strict-model refuses)",
-            model.id
-        ));
+/// Loads a model, and answers when it is loaded.
+pub(super) async fn load(
+    State(app): State<Arc<App>>,
+    body: Body<Which>,
+) -> Result<Json<Value>, ApiError> {
+    let lease = app.models.open(Some(&body.value.model)).await?;
+    let id = lease.id().to_owned();
+    Ok(Json(json!({"success": true, "model": id, "status": {"value": Status::Loaded.name()}})))
+}
+
+/// Unloads a model when nobody uses it, and answers when its memory is free.
+pub(super) async fn unload(
+    State(app): State<Arc<App>>,
+    body: Body<Which>,
+) -> Result<Json<Value>, ApiError> {
+    let entry = app.models.find(Some(&body.value.model)).await?.entry;
+    app.models.unload(&entry).await?;
+    let status = Status::Unloaded.name();
+    Ok(Json(json!({"success": true, "model": entry.name.id, "status": {"value": status}})))
+}
+
+/// The status as llama.cpp writes it, with the share of a load that is done.
+fn status(status: Status) -> Value {
+    match status {
+        Status::Loading(_, done) => json!({"value": status.name(), "progress": done}),
+        _ => json!({"value": status.name()}),
     }
 }
 
-fn describe(model: &ModelInfo, name: &str) -> Value {
-    let sampling = model.sampling(None);
-    // As decimal fractions: 0.6, not the f32 that is nearest to it.
-    let number = |value: f32| (f64::from(value) * 1e6).round() / 1e6;
+fn describe(listed: &Listed, name: &str) -> Value {
+    let about = listed.about();
+    let context = listed.context();
+    let mut meta = json!({
+        "n_ctx": context,
+        "n_params": Some(listed.parameters()).filter(|n| *n > 0),
+        "forms": about.map(|about| &about.forms),
+        "size": Some(listed.bytes()).filter(|bytes| *bytes > 0),
+    });
+    if let Some(model) = &listed.info {
+        let sampling = model.sampling(None);
+        // As decimal fractions: 0.6, not the f32 that is nearest to it.
+        let number = |value: f32| (f64::from(value) * 1e6).round() / 1e6;
+        meta["n_vocab"] = model.vocab().into();
+        meta["device"] = model.device.clone().into();
+        meta["sampling"] = json!({
+            "temperature": number(sampling.temperature),
+            "top_p": number(sampling.top_p),
+            "top_k": sampling.top_k,
+            "min_p": number(sampling.min_p),
+        });
+    }
     json!({
         "id": name,
         "object": "model",
-        "created": model.created,
+        "created": listed.info.as_ref().map_or(0, |info| info.created),
         "owned_by": "weft",
-        "root": model.id,
-        "max_model_len": model.context,
-        "meta": {
-            "n_vocab": model.vocab(),
-            "n_ctx": model.context,
-            "n_params": model.parameters,
-            "device": model.device,
-            "sampling": {
-                "temperature": number(sampling.temperature),
-                "top_p": number(sampling.top_p),
-                "top_k": sampling.top_k,
-                "min_p": number(sampling.min_p),
-            },
-        },
+        "root": listed.entry.name.id,
+        "max_model_len": context,
+        "status": status(listed.status),
+        "meta": meta,
     })
 }

@@ -9,7 +9,8 @@ use weft_core::chunk::Composition;
 use weft_core::engine::{Reading, Request, Stats};
 
 use crate::api_error::ApiError;
-use crate::worker::{ChoiceEvent, Job, JobError, JobEvent, JobHandle, MAX_READINGS, Worker};
+use crate::registry::Lease;
+use crate::worker::{ChoiceEvent, Job, JobError, JobEvent, JobHandle, MAX_READINGS};
 
 /// Prompts of one request that run or wait for a lane: while some run, the next ones are there.
 const AT_ONCE: usize = 2 * MAX_READINGS;
@@ -38,7 +39,7 @@ impl ReadUsage {
 /// Reads all prompts, and returns what was read in the same order. The first one that fails ends
 /// the others; so does a client that leaves.
 pub(super) async fn read_all(
-    worker: &Worker,
+    lease: &Lease,
     prompts: Vec<Composition>,
     reading: &Reading,
 ) -> Result<(Vec<Vec<f32>>, ReadUsage), ApiError> {
@@ -46,8 +47,8 @@ pub(super) async fn read_all(
         let job = Job::Read(Box::new(Request::read(prompt, reading.clone())));
         // A full queue refuses a request, but does not break it off.
         let handle = match index {
-            0 => worker.submit(vec![job]).await?,
-            _ => worker.submit_next(job).await?,
+            0 => lease.submit(vec![job]).await?,
+            _ => lease.submit_next(job).await?,
         };
         end(handle).await
     };

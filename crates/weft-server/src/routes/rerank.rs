@@ -8,7 +8,6 @@ use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 use weft_core::retrieval::Reranker;
 
-use super::models::Substitute;
 use super::readings::read_all;
 use crate::api_error::ApiError;
 use crate::app::{App, off_thread};
@@ -20,9 +19,9 @@ pub(super) async fn create(
     State(app): State<Arc<App>>,
     body: Body<RerankRequest>,
 ) -> Result<Response, ApiError> {
-    let model = app.worker.model()?;
+    let lease = app.models.open(body.value.model.as_deref()).await?;
+    let model = Arc::clone(lease.info());
     let Body { value: request, share, .. } = body;
-    let substitute = Substitute::check(&app, &model, request.model.as_deref()).await?;
     let prompt_bytes = request.prompt_bytes();
     let compose = {
         let model = Arc::clone(&model);
@@ -34,7 +33,7 @@ pub(super) async fn create(
     // The documents are held until they are returned.
     let share = documents.is_some().then_some(share);
     let reading = model.reranker()?.reading();
-    let (values, usage) = read_all(&app.worker, prompts, &reading).await?;
+    let (values, usage) = read_all(&lease, prompts, &reading).await?;
     drop(share);
     let scores: Vec<f32> = values.iter().map(|values| Reranker::score(values)).collect();
     let result = |index: usize| {
@@ -52,7 +51,7 @@ pub(super) async fn create(
         "results": results,
         "usage": usage,
     });
-    Ok(substitute.mark(Json(response).into_response()))
+    Ok(lease.mark(Json(response).into_response()))
 }
 
 /// The documents from the most relevant to the least; of equal ones, the first comes first.

@@ -6,13 +6,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::body::Body;
-use axum::extract::{DefaultBodyLimit, State};
+use axum::extract::{DefaultBodyLimit, Query, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
 use futures_util::stream::unfold;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use weft_core::chunk::{AskError, Chunk, ChunkError, Composed, Library, Source, Which};
 use weft_core::device::MAX_LANES;
 use weft_core::engine::{
@@ -22,7 +22,7 @@ use weft_core::engine::{
 use super::chunks::{compare, wait_until_done};
 use crate::api_error::ApiError;
 use crate::app::App;
-use crate::model_info::ModelInfo;
+use crate::registry::{Lease, Listed, Status};
 use crate::resident::protocol::{
     self, Event, Facts, Fault, Find, Found, Question, Refusal, Warm, Warmed,
 };
@@ -101,26 +101,48 @@ impl From<JobError> for Refused {
     }
 }
 
-async fn facts(State(app): State<Arc<App>>) -> Json<Facts> {
-    let model = app.worker.model().ok();
-    let cache = app.metrics.cache();
-    Json(Facts {
+/// The model that a command asks.
+#[derive(Deserialize)]
+struct OfModel {
+    model: Option<String>,
+}
+
+async fn open(app: &Arc<App>, Query(of): Query<OfModel>) -> Result<Lease, Refused> {
+    Ok(app.models.open(of.model.as_deref()).await?)
+}
+
+async fn facts(State(app): State<Arc<App>>) -> Json<Vec<Facts>> {
+    Json(app.models.list().iter().map(|listed| facts_of(&app, listed)).collect())
+}
+
+fn facts_of(app: &App, listed: &Listed) -> Facts {
+    let Listed { entry, info, status, .. } = listed;
+    let (model, metrics) = (info.as_ref(), &entry.metrics);
+    let cache = metrics.cache();
+    Facts {
         pid: std::process::id(),
         version: env!("CARGO_PKG_VERSION").to_owned(),
-        model: model.as_ref().map(|model| model.id.clone()).unwrap_or_default(),
-        is_ready: model.is_some(),
-        device: model.as_ref().map(|model| model.device.clone()).unwrap_or_default(),
-        context: model.as_ref().map_or(0, |model| model.context),
+        model: entry.name.id.clone(),
+        is_ready: model.is_some() && !app.models.is_closing(),
+        state: status.name().to_owned(),
+        progress: match status {
+            Status::Loading(_, done) => Some(*done),
+            _ => None,
+        },
+        bytes: listed.bytes(),
+        stays_s: listed.stays.map(|time| time.as_secs()),
+        device: model.map(|model| model.device.clone()).unwrap_or_default(),
+        context: model.map_or(0, |model| model.context),
         lanes: MAX_LANES,
-        running: app.metrics.running(),
+        running: metrics.running(),
         address: app.resident.address.to_string(),
         resident_bytes: resident_bytes(),
         kv_bytes: (cache.device.used_bytes, cache.device.budget_bytes),
         started: app.resident.started,
-        has_template: model.as_ref().is_some_and(|model| model.template.is_some()),
-        shelf: model.as_ref().and_then(|m| Some(m.shelf.as_ref()?.folder().to_owned())),
+        has_template: model.is_some_and(|model| model.template.is_some()),
+        shelf: model.and_then(|m| Some(m.shelf.as_ref()?.folder().to_owned())),
         identity: model.map(|model| model.identity.clone()).unwrap_or_default(),
-    })
+    }
 }
 
 /// The bytes of this process in main memory.
@@ -132,10 +154,12 @@ fn resident_bytes() -> Option<u64> {
 
 async fn answer(
     State(app): State<Arc<App>>,
+    which: Query<OfModel>,
     Json(question): Json<Question>,
 ) -> Result<Response, Refused> {
-    let model = app.worker.model()?;
-    let library = named(&app, &model, question.asked.chunk_words()).await?;
+    let lease = open(&app, which).await?;
+    let model = Arc::clone(lease.info());
+    let library = named(&lease, question.asked.chunk_words()).await?;
     let Question { asked, thinking, sampling, use_cache, speculate } = question;
     let is_text = matches!(asked, weft_core::chunk::Asked::Text(_));
     let sampling = sampling.over(model.sampling(if is_text { Some(false) } else { thinking }));
@@ -144,13 +168,13 @@ async fn answer(
     })
     .await?;
     let id = response_id("resident");
-    let recorder = Recorder::new(&app, &id, prompt.clone());
+    let recorder = Recorder::new(&app, &lease, &id, prompt.clone());
     let prompt_tokens = prompt.len();
     let request = Request { use_cache, speculate, ..Request::new(prompt, sampling) };
     app.resident.add(&id, request.cancel.clone());
     let running = Running { app: Arc::clone(&app), id: id.clone() };
     let job = Job::Answer { request: Box::new(request), sends_progress: true };
-    let handle = app.worker.submit(vec![job]).await?;
+    let handle = lease.submit(vec![job]).await?;
     let first = Event::Started { id, prompt_tokens, end };
     let stream =
         AnswerStream { first: Some(first), handle, recorder: Some(recorder), names, running };
@@ -237,14 +261,19 @@ async fn verify(State(app): State<Arc<App>>, Json(id): Json<String>) -> Answered
     Ok(Json(compare(&app, &id).await?))
 }
 
-async fn find(State(app): State<Arc<App>>, Json(find): Json<Find>) -> Answered<Found> {
-    let model = app.worker.model()?;
+async fn find(
+    State(app): State<Arc<App>>,
+    which: Query<OfModel>,
+    Json(find): Json<Find>,
+) -> Answered<Found> {
+    let lease = open(&app, which).await?;
+    let model = Arc::clone(lease.info());
     let words = match &find {
         Find::System(source) | Find::Document(source) => source.word().into_iter().collect(),
         Find::Registered(word) => vec![&word[..]],
         Find::Text(..) => Vec::new(),
     };
-    let library = named(&app, &model, words).await?;
+    let library = named(&lease, words).await?;
     let found = blocking(move || {
         let tokenizer = &model.tokenizer;
         let chunk = match find {
@@ -260,12 +289,17 @@ async fn find(State(app): State<Arc<App>>, Json(find): Json<Find>) -> Answered<F
     Ok(Json(found.await?))
 }
 
-async fn warm(State(app): State<Arc<App>>, Json(warm): Json<Warm>) -> Answered<Warmed> {
-    let model = app.worker.model()?;
+async fn warm(
+    State(app): State<Arc<App>>,
+    which: Query<OfModel>,
+    Json(warm): Json<Warm>,
+) -> Answered<Warmed> {
+    let lease = open(&app, which).await?;
+    let model = lease.info();
     let words = warm.system.iter().filter_map(Source::word);
     let words = words.chain(warm.words.iter().map(String::as_str)).collect();
-    let library = named(&app, &model, words).await?;
-    let read = Arc::clone(&model);
+    let library = named(&lease, words).await?;
+    let read = Arc::clone(model);
     let composition =
         blocking(move || Ok(warm.compose(read.template.as_deref(), &read.tokenizer, &library)?))
             .await?;
@@ -273,30 +307,25 @@ async fn warm(State(app): State<Arc<App>>, Json(warm): Json<Warm>) -> Answered<W
         let preview = engine.preview(&composition);
         (composition, preview)
     };
-    let (composition, before) = app.worker.call(look).await?;
+    let (composition, before) = lease.call(look).await?;
     let length = RequestError::TooLong { tokens: composition.len(), context: model.context };
     if composition.len() >= model.context {
         return Err(Refused::new(Fault::Request, &length));
     }
-    let mut handle = app.worker.submit(vec![Job::Warm(composition)]).await?;
+    let mut handle = lease.submit(vec![Job::Warm(composition)]).await?;
     wait_until_done(&mut handle).await?;
-    let files = app.worker.call(|engine| engine.n_saved(false)).await?;
+    let files = lease.call(|engine| engine.n_saved(false)).await?;
     Ok(Json(Warmed::new(&before, files)))
 }
 
-async fn refresh(State(app): State<Arc<App>>) -> Answered<()> {
-    let model = app.worker.model()?;
-    read_shelf(&app, &model).await?;
+async fn refresh(State(app): State<Arc<App>>, which: Query<OfModel>) -> Answered<()> {
+    read_shelf(&open(&app, which).await?).await?;
     Ok(Json(()))
 }
 
 /// The registered chunks that some words name. If a word names none, another program may have
 /// registered it, so the files are read once more.
-async fn named(
-    app: &Arc<App>,
-    model: &Arc<ModelInfo>,
-    words: Vec<&str>,
-) -> Result<Library, Refused> {
+async fn named(lease: &Lease, words: Vec<&str>) -> Result<Library, Refused> {
     let words: Vec<String> = words.into_iter().map(str::to_owned).collect();
     let mut library = Library::default();
     for is_second in [false, true] {
@@ -304,7 +333,7 @@ async fn named(
         let look = move |engine: &mut Engine| -> Vec<Result<Chunk, ChunkError>> {
             looked_for.iter().map(|word| engine.library().find(word).cloned()).collect()
         };
-        let found = if words.is_empty() { Vec::new() } else { app.worker.call(look).await? };
+        let found = if words.is_empty() { Vec::new() } else { lease.call(look).await? };
         let mut is_complete = true;
         for chunk in found {
             match chunk {
@@ -318,15 +347,15 @@ async fn named(
         if is_complete || is_second {
             break;
         }
-        read_shelf(app, model).await?;
+        read_shelf(lease).await?;
     }
     Ok(library)
 }
 
 /// Makes the engine's chunks those of the files.
-async fn read_shelf(app: &Arc<App>, model: &Arc<ModelInfo>) -> Result<(), Refused> {
-    let Some(shelf) = model.shelf.clone() else { return Ok(()) };
-    let _in_order = app.chunk_lock.lock().await;
+async fn read_shelf(lease: &Lease) -> Result<(), Refused> {
+    let Some(shelf) = lease.info().shelf.clone() else { return Ok(()) };
+    let _in_order = lease.chunk_lock.lock().await;
     let shelved = blocking(move || Ok(shelf.load()?)).await?;
     let update = move |engine: &mut Engine| {
         let of = |library: &Library| -> Vec<Chunk> {
@@ -349,7 +378,7 @@ async fn read_shelf(app: &Arc<App>, model: &Arc<ModelInfo>) -> Result<(), Refuse
             }
         }
     };
-    Ok(app.worker.call(update).await?)
+    Ok(lease.call(update).await?)
 }
 
 /// Runs work that may take time.

@@ -42,10 +42,17 @@ struct TokenizeOptions {
     return_token_strs: Option<bool>,
 }
 
+/// The model that a request names, if it does.
+#[derive(Deserialize)]
+struct NamedModel {
+    model: Option<String>,
+}
+
 /// A request for tokens.
 pub(super) struct Tokenize {
     input: TokenizeInput,
     options: TokenizeOptions,
+    model: Option<String>,
 }
 
 impl FromJson for Tokenize {
@@ -54,7 +61,8 @@ impl FromJson for Tokenize {
             Some(_) => TokenizeInput::Chat(Box::new(OpenAiChat::from_json(json)?.0)),
             None => TokenizeInput::Text(fields(json)?),
         };
-        Ok(Self { input, options: fields(json)? })
+        let NamedModel { model } = fields(json)?;
+        Ok(Self { input, options: fields(json)?, model })
     }
 }
 
@@ -82,10 +90,11 @@ pub(super) async fn tokenize(
     State(app): State<Arc<App>>,
     body: Body<Tokenize>,
 ) -> Result<Json<Value>, ApiError> {
-    let model = app.worker.model()?;
-    let Tokenize { input, options } = body.value;
+    let Tokenize { input, options, model } = body.value;
+    let lease = app.models.open(model.as_deref()).await?;
+    let model = Arc::clone(lease.info());
     let chunks = match &input {
-        TokenizeInput::Chat(request) => find_chunks(&app, request.chunk_ids()).await?,
+        TokenizeInput::Chat(request) => find_chunks(&lease, request.chunk_ids()).await?,
         TokenizeInput::Text(_) => BTreeMap::new(),
     };
     off_thread(body.bytes, move || {
@@ -128,6 +137,7 @@ fn tokens_json(tokens: &[u32], options: TokenizeOptions, model: &ModelInfo) -> V
 #[derive(Deserialize)]
 pub(super) struct Tokens {
     tokens: Vec<TokenId>,
+    model: Option<String>,
 }
 
 impl FromJson for Tokens {
@@ -140,7 +150,8 @@ pub(super) async fn detokenize(
     State(app): State<Arc<App>>,
     body: Body<Tokens>,
 ) -> Result<Json<Value>, ApiError> {
-    let model = app.worker.model()?;
+    let lease = app.models.open(body.value.model.as_deref()).await?;
+    let model = Arc::clone(lease.info());
     off_thread(body.bytes, move || {
         let vocab = model.vocab();
         let unknown = body.value.tokens.iter().find(|id| id.count() >= vocab);
@@ -159,9 +170,10 @@ pub(super) async fn apply_template(
     State(app): State<Arc<App>>,
     body: Body<OpenAiChat>,
 ) -> Result<Json<Value>, ApiError> {
-    let model = app.worker.model()?;
     let Body { value: OpenAiChat(request), bytes, share: _share } = body;
-    let chunks = find_chunks(&app, request.chunk_ids()).await?;
+    let lease = app.models.open(request.settings.model.as_deref()).await?;
+    let model = Arc::clone(lease.info());
+    let chunks = find_chunks(&lease, request.chunk_ids()).await?;
     off_thread(bytes, move || {
         let rendered = model.template()?.render(&request.conversation(&chunks)?)?;
         Ok(Json(json!({"prompt": rendered.text()})))

@@ -25,7 +25,8 @@ use self::event_sender::EventSender;
 use self::job::QueuedJob;
 use crate::api_error::ApiError;
 use crate::metrics::Metrics;
-use crate::model_info::{Load, LoadError, ModelInfo};
+use crate::model_info::{Loaded, ModelInfo};
+use crate::registry::{Lease, LoadFailure};
 
 pub(crate) use self::event_sender::ChoiceEvent;
 pub(crate) use self::job::{Job, JobError, JobEvent, Progress};
@@ -37,6 +38,9 @@ const EVENTS: usize = 256;
 const COMMANDS: usize = 64;
 /// How long a request tries to enter a full queue.
 const QUEUE_WAIT: Duration = Duration::from_millis(400);
+
+/// Loads the engine: once at the start, and once more after a fault.
+pub(crate) type LoadEngine = Box<dyn FnMut() -> Result<Loaded, LoadFailure> + Send>;
 
 /// The limits of the engine's thread.
 #[derive(Clone, Copy, Debug)]
@@ -61,7 +65,7 @@ pub(crate) enum Phase {
     /// It failed twice.
     Down,
     /// It could not be loaded.
-    Unloadable(Arc<LoadError>),
+    Unloadable(LoadFailure),
     /// It was shut down.
     Ended,
 }
@@ -98,9 +102,17 @@ pub(crate) struct Worker {
 pub(crate) struct JobHandle {
     pub(crate) events: mpsc::Receiver<ChoiceEvent>,
     cancels: Vec<Cancel>,
+    /// The model stays loaded as long as its jobs are wanted. Only its drop counts.
+    lease: Option<Lease>,
 }
 
 impl JobHandle {
+    /// Keeps the model loaded until the handle is dropped.
+    pub(crate) fn hold(mut self, lease: Lease) -> Self {
+        self.lease = Some(lease);
+        self
+    }
+
     pub(crate) fn n_jobs(&self) -> usize {
         self.cancels.len()
     }
@@ -120,7 +132,7 @@ impl Drop for JobHandle {
 impl Worker {
     /// Starts the thread, which loads the engine first. `log` gets a line for each fault.
     pub(crate) fn start(
-        load: Load,
+        load: LoadEngine,
         limits: Limits,
         metrics: Arc<Metrics>,
         log: Arc<dyn Fn(&str) + Send + Sync>,
@@ -147,6 +159,7 @@ impl Worker {
     }
 
     /// The loaded model, or the reason why there is none now.
+    #[cfg(test)]
     pub(crate) fn model(&self) -> Result<Arc<ModelInfo>, ApiError> {
         if self.shared.draining.load(Ordering::Relaxed) {
             return Err(ApiError::unavailable("the server is shutting down"));
@@ -161,17 +174,9 @@ impl Worker {
         }
     }
 
-    /// The state of the engine as one word, for `/health`.
-    pub(crate) fn phase_name(&self) -> &'static str {
-        if self.shared.draining.load(Ordering::Relaxed) {
-            return "draining";
-        }
-        match &*self.phase.borrow() {
-            Phase::Ready(_) => "ok",
-            Phase::Loading => "loading",
-            Phase::Down | Phase::Unloadable(_) => "failed",
-            Phase::Ended => "draining",
-        }
+    /// Whether the engine is being loaded, for the first time or after a fault.
+    pub(crate) fn is_loading(&self) -> bool {
+        matches!(*self.phase.borrow(), Phase::Loading)
     }
 
     /// Writes a line for the operator.
@@ -202,7 +207,7 @@ impl Worker {
             .collect();
         let cancels = jobs.iter().map(|job| job.cancel.clone()).collect();
         match self.send(Command::Submit(jobs)) {
-            Ok(()) => Ok(JobHandle { events, cancels }),
+            Ok(()) => Ok(JobHandle { events, cancels, lease: None }),
             Err(error) => {
                 self.shared.waiting.fetch_sub(n, Ordering::Relaxed);
                 Err(error)

@@ -7,22 +7,26 @@ use tokio::sync::watch::Sender;
 use weft_core::chunk::Which;
 use weft_core::engine::Engine;
 
-use super::Phase;
 use super::scheduler::Scheduler;
-use crate::model_info::{Load, LoadError, ModelInfo};
+use super::{LoadEngine, Phase};
+use crate::model_info::ModelInfo;
+use crate::registry::LoadFailure;
 
 /// How often a failed engine is loaded again. An engine that fails twice would fail again.
 const RESTARTS: usize = 1;
 
 /// Runs the engine's thread.
-pub(super) fn run(mut load: Load, mut scheduler: Scheduler, phases: &Sender<Phase>) {
+pub(super) fn run(mut load: LoadEngine, mut scheduler: Scheduler, phases: &Sender<Phase>) {
     let log = Arc::clone(&scheduler.shared.log);
     for _ in 0..=RESTARTS {
         phases.send_replace(Phase::Loading);
         let loaded = match catch_unwind(AssertUnwindSafe(&mut load)) {
             Ok(Ok(loaded)) => loaded,
-            Ok(Err(error)) => return give_up(error, &mut scheduler, phases),
-            Err(_) => return give_up("loading the model panicked".into(), &mut scheduler, phases),
+            Ok(Err(failure)) => return give_up(failure, &mut scheduler, phases),
+            Err(_) => {
+                let panicked = LoadFailure::hidden("loading the model panicked");
+                return give_up(panicked, &mut scheduler, phases);
+            }
         };
         let model = Arc::new(ModelInfo::new(&loaded));
         let mut engine = loaded.engine;
@@ -61,8 +65,8 @@ fn save_use_counts(model: &ModelInfo, engine: &Engine) {
     }
 }
 
-fn give_up(error: LoadError, scheduler: &mut Scheduler, phases: &Sender<Phase>) {
-    phases.send_replace(Phase::Unloadable(Arc::new(error)));
+fn give_up(failure: LoadFailure, scheduler: &mut Scheduler, phases: &Sender<Phase>) {
+    phases.send_replace(Phase::Unloadable(failure));
     scheduler.refuse_until_drained();
 }
 

@@ -42,7 +42,7 @@ fn bench_on(limits: Limits, tiers: impl Fn() -> Tiers + Send + 'static) -> Bench
     let control = Arc::new(Control::default());
     control.step_us.store(200, Ordering::Relaxed);
     let loads = Arc::new(AtomicUsize::new(0));
-    let load: Load = {
+    let load: LoadEngine = {
         let (control, loads) = (Arc::clone(&control), Arc::clone(&loads));
         Box::new(move || {
             loads.fetch_add(1, Ordering::Relaxed);

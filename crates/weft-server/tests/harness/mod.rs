@@ -17,11 +17,14 @@ pub fn serve() -> (SocketAddr, Arc<Control>) {
     let address = server.address().unwrap();
     let in_server = Arc::clone(&control);
     std::thread::spawn(move || {
-        server.run(Box::new(move || {
-            let model = stub::model();
-            let engine = stub::engine(&model, "a", &in_server);
-            Ok(Loaded::new("stub", model, engine))
-        }))
+        server.run(
+            "stub",
+            Box::new(move || {
+                let model = stub::model();
+                let engine = stub::engine(&model, "a", &in_server);
+                Ok(Loaded::new("stub", model, engine))
+            }),
+        )
     });
     while !get(address, "/health").starts_with("HTTP/1.1 200") {
         std::thread::sleep(Duration::from_millis(5));

@@ -35,7 +35,7 @@ async fn create(
 ) -> Result<Response, ApiError> {
     let asks_for_edits = body.value.asks_for_edits;
     let body = body.map(|request| request.chat);
-    answer(&app, body, |answering| MessageWriter::new(answering, asks_for_edits)).await
+    answer(&app, body, move |answering| MessageWriter::new(answering, asks_for_edits)).await
 }
 
 async fn count(
@@ -59,6 +59,9 @@ fn error_json(error: &ApiError) -> Value {
         _ => "api_error",
     };
     let message = match error.lengths() {
+        _ if error.missing_model().is_some() => {
+            format!("model: {}", error.missing_model().unwrap_or_default())
+        }
         // Agents look for the first words and then shorten their context.
         Some((tokens, context)) => format!(
             "prompt is too long: {tokens} tokens > {context} maximum, answer included; shorten \

@@ -18,13 +18,13 @@ use serde_json::{Value, json};
 use self::request::OllamaRequest;
 use self::writer::{Form, OllamaWriter};
 use super::Dialect;
-use super::answer::answer;
+use super::answer::answer_if;
 use crate::api_error::ApiError;
 use crate::app::App;
 use crate::http::Body;
 use crate::model_info::ModelInfo;
+use crate::registry::Listed;
 use crate::requests::{FromJson, fields};
-use crate::routes::Substitute;
 
 pub(crate) use self::request::{OllamaChat, OllamaGenerate};
 
@@ -50,7 +50,10 @@ pub(super) const OLLAMA: Dialect = Dialect {
 };
 
 fn error_json(error: &ApiError) -> Value {
-    json!({"error": error.message()})
+    match error.missing_model() {
+        Some(name) => json!({"error": format!("model {name:?} not found")}),
+        None => json!({"error": error.message()}),
+    }
 }
 
 /// A model's name without the tag that clients add if the user names none.
@@ -74,25 +77,33 @@ async fn respond(
     body: Body<OllamaRequest>,
     form: Form,
 ) -> Result<Response, ApiError> {
-    let model = app.worker.model()?;
-    let OllamaRequest { needs_thinking, is_empty, .. } = body.value;
-    if needs_thinking && !model.can_think() {
+    let OllamaRequest { needs_thinking, is_empty, unloads, .. } = body.value;
+    let check = move |model: &ModelInfo| {
+        if !needs_thinking || model.can_think() {
+            return Ok(());
+        }
         let message = format!("{:?} does not support thinking; leave out think", model.id);
-        return Err(ApiError::invalid(message).param("think"));
-    }
+        Err(ApiError::invalid(message).param("think"))
+    };
     if is_empty {
-        let asked = body.value.chat.settings.model.as_deref();
-        let substitute = Substitute::check(&app, &model, asked).await?;
-        return Ok(substitute.mark(Json(loaded(&model, form)).into_response()));
+        let found = app.models.find(body.value.chat.settings.model.as_deref()).await?;
+        if unloads {
+            app.models.unload(&found.entry).await?;
+            let done = ended(&found.entry.name.id, "unload", form);
+            return Ok(Json(done).into_response());
+        }
+        let lease = app.models.lease(&found).await?;
+        check(lease.info())?;
+        return Ok(lease.mark(Json(ended(lease.id(), "load", form)).into_response()));
     }
     let body = body.map(|request| request.chat);
-    answer(&app, body, |answering| OllamaWriter::new(answering, form)).await
+    answer_if(&app, body, check, move |answering| OllamaWriter::new(answering, form)).await
 }
 
-/// The answer to a request without a question: the model is loaded.
-fn loaded(model: &ModelInfo, form: Form) -> Value {
-    let mut answer = json!({"model": model.id, "created_at": time::now(), "done": true,
-        "done_reason": "load"});
+/// The answer to a request without a question: the model was loaded or unloaded.
+fn ended(model: &str, reason: &str, form: Form) -> Value {
+    let mut answer = json!({"model": model, "created_at": time::now(), "done": true,
+        "done_reason": reason});
     match form {
         Form::Message => answer["message"] = json!({"role": "assistant", "content": ""}),
         Form::Text => answer["response"] = "".into(),
@@ -105,44 +116,60 @@ async fn version() -> Json<Value> {
 }
 
 async fn tags(State(app): State<Arc<App>>) -> Result<Json<Value>, ApiError> {
-    let model = app.worker.model()?;
-    let names = std::iter::once(&model.id).chain(&app.options.aliases);
-    let models: Vec<Value> = names.map(|name| listed(&model, name)).collect();
+    app.models.check_ready()?;
+    let all = app.models.list_all().await;
+    let models: Vec<Value> =
+        all.iter().flat_map(|model| model.entry.names().map(|name| listed(model, name))).collect();
     Ok(Json(json!({"models": models})))
 }
 
+/// The models that are in memory.
 async fn ps(State(app): State<Arc<App>>) -> Result<Json<Value>, ApiError> {
-    let model = app.worker.model()?;
-    let mut listed = listed(&model, &model.id);
-    listed["expires_at"] = time::NEVER.into();
-    listed["size_vram"] = 0.into();
-    listed["context_length"] = model.context.into();
-    Ok(Json(json!({"models": [listed]})))
+    app.models.check_ready()?;
+    let running = app.models.list().into_iter().filter_map(|model| {
+        let info = model.info.as_ref()?;
+        let mut listed = listed(&model, &model.entry.name.id);
+        listed["size"] = model.bytes().into();
+        listed["expires_at"] =
+            model.stays.map_or_else(|| time::NEVER.to_owned(), time::after).into();
+        let on_gpu = model.need.is_some_and(|need| need.on_gpu);
+        listed["size_vram"] = if on_gpu { model.bytes() } else { 0 }.into();
+        listed["context_length"] = info.context.into();
+        Some(listed)
+    });
+    let models: Vec<Value> = running.collect();
+    Ok(Json(json!({"models": models})))
 }
 
 /// The model as lists show it. Its size is that of its parameters in 16 bits.
-fn listed(model: &ModelInfo, name: &str) -> Value {
+fn listed(model: &Listed, name: &str) -> Value {
+    let parameters = model.parameters();
     let mut hasher = DefaultHasher::new();
-    (name, model.parameters).hash(&mut hasher);
+    (name, parameters).hash(&mut hasher);
     json!({
         "name": name,
         "model": name,
-        "modified_at": time::at(model.created),
-        "size": model.parameters.saturating_mul(2),
+        "modified_at": time::at(model.info.as_ref().map_or(0, |info| info.created)),
+        "size": parameters.saturating_mul(2),
         "digest": format!("{:016x}", hasher.finish()),
         "details": details(model),
     })
 }
 
-fn details(model: &ModelInfo) -> Value {
-    let family = model.shape.family.to_string().to_lowercase();
+fn details(model: &Listed) -> Value {
+    let about = model.about();
+    let family = match (&model.info, about) {
+        (Some(info), _) => info.shape.family.to_string().to_lowercase(),
+        (None, Some(about)) => about.family.to_lowercase(),
+        (None, None) => String::new(),
+    };
     json!({
         "parent_model": "",
         "format": "safetensors",
         "family": family,
         "families": [family],
-        "parameter_size": parameter_size(model.parameters),
-        "quantization_level": "",
+        "parameter_size": parameter_size(model.parameters()),
+        "quantization_level": about.and_then(|about| about.forms.first()).map_or("", |form| form),
     })
 }
 
@@ -168,13 +195,13 @@ impl FromJson for Show {
 }
 
 async fn show(State(app): State<Arc<App>>, body: Body<Show>) -> Result<Response, ApiError> {
-    let model = app.worker.model()?;
     let asked = untagged(&body.value.model);
-    let substitute = Substitute::check(&app, &model, Some(asked)).await?;
-    Ok(substitute.mark(Json(described(&model)).into_response()))
+    let lease = app.models.open(Some(asked)).await?;
+    let listed = app.models.show(lease.entry()).await;
+    Ok(lease.mark(Json(described(lease.info(), &listed)).into_response()))
 }
 
-fn described(model: &ModelInfo) -> Value {
+fn described(model: &ModelInfo, listed: &Listed) -> Value {
     let template = model.template.as_ref().map(|template| template.source()).unwrap_or_default();
     let sampling = model.sampling(None);
     let mut capabilities = vec!["completion"];
@@ -199,7 +226,7 @@ fn described(model: &ModelInfo) -> Value {
             sampling.temperature, sampling.top_k, sampling.top_p
         ),
         "template": template,
-        "details": details(model),
+        "details": details(listed),
         "model_info": facts,
         "capabilities": capabilities,
         "modified_at": time::at(model.created),

@@ -26,6 +26,8 @@ pub(crate) struct OllamaRequest {
     pub(super) is_empty: bool,
     /// Whether the model must be one that thinks.
     pub(super) needs_thinking: bool,
+    /// Whether the model is not kept loaded.
+    pub(super) unloads: bool,
 }
 
 /// The fields of both routes.
@@ -106,6 +108,14 @@ struct GenerateFields {
     images: Option<Vec<Value>>,
 }
 
+/// Whether `keep_alive` is no time: 0, "0" or "0s".
+fn is_no_time(keep_alive: &Value) -> bool {
+    match keep_alive {
+        Value::String(text) => text.trim_end_matches(['s', 'm', 'h']) == "0",
+        value => value.as_f64() == Some(0.0),
+    }
+}
+
 impl FromJson for OllamaChat {
     fn from_json(json: &Value) -> Result<Self, ApiError> {
         let ChatFields { messages, tools } = fields(json)?;
@@ -184,7 +194,8 @@ impl OllamaRequest {
             reuse: fields(json)?,
             ..chat
         };
-        Ok(Self { chat: chat.checked()?, is_empty, needs_thinking })
+        let unloads = json.get("keep_alive").is_some_and(is_no_time);
+        Ok(Self { chat: chat.checked()?, is_empty, needs_thinking, unloads })
     }
 }
 

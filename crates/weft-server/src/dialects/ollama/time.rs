@@ -1,6 +1,6 @@
 //! Points in time as Ollama writes them (RFC 3339, UTC).
 
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// A time that never comes: models stay loaded.
 pub(super) const NEVER: &str = "9999-12-31T00:00:00Z";
@@ -9,6 +9,12 @@ const DAY_S: u64 = 24 * 60 * 60;
 
 pub(super) fn now() -> String {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    written(since.as_secs(), since.subsec_micros())
+}
+
+/// A time that is so long from now.
+pub(super) fn after(time: Duration) -> String {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default() + time;
     written(since.as_secs(), since.subsec_micros())
 }
 

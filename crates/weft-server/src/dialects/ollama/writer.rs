@@ -168,6 +168,10 @@ impl ResponseWriter for OllamaWriter {
     }
 
     fn fail(&mut self, error: &ApiError) -> Vec<Value> {
+        Self::refuse(error)
+    }
+
+    fn refuse(error: &ApiError) -> Vec<Value> {
         vec![super::error_json(error)]
     }
 

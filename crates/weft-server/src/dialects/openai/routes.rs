@@ -16,8 +16,8 @@ use crate::api_error::ApiError;
 use crate::app::{App, off_thread};
 use crate::dialects::answer::{answer, answer_jobs, compile_rule};
 use crate::http::Body;
-use crate::responses::{Recorder, ResponseWriter, complete, stream};
-use crate::routes::Substitute;
+use crate::registry::Lease;
+use crate::responses::{Recorder, ResponseWriter, complete, stream, when_loaded};
 
 pub(super) async fn chat(
     State(app): State<Arc<App>>,
@@ -29,17 +29,29 @@ pub(super) async fn chat(
         includes_usage: settings.includes_usage(),
         sends_accepted: settings.sends_accepted(),
     };
-    answer(&app, body, |answering| ChatWriter::new(answering, options)).await
+    answer(&app, body, move |answering| ChatWriter::new(answering, options)).await
 }
 
 pub(super) async fn complete_texts(
     State(app): State<Arc<App>>,
     body: Body<CompletionRequest>,
 ) -> Result<Response, ApiError> {
-    let model = app.worker.model()?;
+    let settings = &body.value.settings;
+    let found = app.models.find(settings.model.as_deref()).await?;
+    let streams = settings.streams();
+    let later = Arc::clone(&app);
+    let answer = async move |lease| complete_by(&later, lease, body).await;
+    when_loaded::<CompletionWriter, _>(&app, found, streams, answer).await
+}
+
+/// Continues texts by a model.
+async fn complete_by(
+    app: &Arc<App>,
+    lease: Lease,
+    body: Body<CompletionRequest>,
+) -> Result<Response, ApiError> {
+    let model = Arc::clone(lease.info());
     let Body { value: request, bytes, share } = body;
-    let asked = request.settings.model.as_deref();
-    let substitute = Substitute::check(&app, &model, asked).await?;
     let sampling = request.sampling(&model)?;
     let compose = {
         let model = Arc::clone(&model);
@@ -65,7 +77,7 @@ pub(super) async fn complete_texts(
     let prompt_ids =
         settings.returns_ids().then(|| prompts.iter().map(Composition::tokens).collect());
     let writer = CompletionWriter::new(model, options, prompt_ids);
-    let recorder = Recorder::new(&app, writer.id(), prompts[0].clone());
+    let recorder = Recorder::new(app, &lease, writer.id(), prompts[0].clone());
     let jobs = prompts
         .iter()
         .flat_map(|prompt| {
@@ -79,8 +91,8 @@ pub(super) async fn complete_texts(
             answer_jobs(request, per_prompt, settings.sends_progress())
         })
         .collect();
-    let handle = app.worker.submit(jobs).await?;
-    Ok(substitute.mark(match settings.streams() {
+    let handle = lease.submit(jobs).await?;
+    Ok(lease.mark(match settings.streams() {
         true => stream(handle, writer, recorder).await?,
         false => Json(complete(handle, writer, recorder).await?).into_response(),
     }))

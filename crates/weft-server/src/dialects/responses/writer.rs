@@ -322,6 +322,14 @@ impl ResponseWriter for ResponsesWriter {
         vec![self.event("failed", json!({"response": response}))]
     }
 
+    /// Without a response there is the event of its own kind.
+    fn refuse(error: &ApiError) -> Vec<Value> {
+        let mut event = error.json()["error"].take();
+        event["type"] = "error".into();
+        event["sequence_number"] = 0.into();
+        vec![event]
+    }
+
     fn into_response(mut self) -> Value {
         let response = self.response();
         self.keep(&response);
