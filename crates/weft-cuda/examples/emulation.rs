@@ -274,6 +274,10 @@ impl DumpedWeights {
             LayerTensor::Gate => (&own.gate_up, 0, 2),
             LayerTensor::Up => (&own.gate_up, 1, 2),
             LayerTensor::Down => (&own.down, 0, 1),
+            LayerTensor::Router
+            | LayerTensor::ExpertGate
+            | LayerTensor::ExpertUp
+            | LayerTensor::ExpertDown => unreachable!("emulated models have no experts"),
         }
     }
 }
