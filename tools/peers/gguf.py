@@ -1,7 +1,7 @@
-"""Writes a Qwen3 model, dense or a mixture of experts, of `weft bench export` as the GGUF file that llama.cpp reads.
+"""Writes a Qwen3 model of `weft bench export`, dense or of experts, as GGUF for llama.cpp.
 
-All matrices have the form that was asked for, the head included; norms and routers are f32. There is no
-tokenizer in the file: llama-bench draws its tokens by number. The layout is that of
+All matrices have the form that was asked for, the head included; norms and routers are f32. There
+is no tokenizer in the file: llama-bench draws its tokens by number. The layout is that of
 ggml/docs/gguf.md, version 3; blocks are rounded as gguf-py's `quants` rounds them.
 """
 
