@@ -1,5 +1,5 @@
-//! The kernels of experts compile without a GPU, for two GPUs and in every form; those that a token
-//! runs through keep all they hold in registers, in the forms that models have most.
+//! The kernels of experts compile without a GPU, for the GPUs that weft is made for, in every form,
+//! and those that a token runs through keep all they hold in registers.
 //!
 //! Needs NVRTC on the library path, see `tools/nvrtc.sh`. Without it the tests are skipped; with
 //! `WEFT_REQUIRE_NVRTC=1` they fail.
@@ -41,9 +41,8 @@ fn forms(config: &Config, all: Vec<Form>) -> Forms {
     Forms::of(&Named(Box::new(form)), config)
 }
 
-/// Compiles the kernels of experts; returns each with the bytes that it spills, or none without a
-/// compiler.
-fn kernels(config: &Config, forms: &Forms, arch: &str, chip: Chip) -> Option<Vec<(String, usize)>> {
+/// Compiles the kernels of experts; returns the names of all of them, or none without a compiler.
+fn kernels(config: &Config, forms: &Forms, arch: &str, chip: Chip) -> Option<Vec<String>> {
     let is_own = |name: &str| ["expert", "route"].iter().any(|part| name.contains(part));
     let mut found = Vec::new();
     for module in modules(config, forms, chip, false).unwrap() {
@@ -58,13 +57,15 @@ fn kernels(config: &Config, forms: &Forms, arch: &str, chip: Chip) -> Option<Vec
             }
             Err(error) => panic!("{}: {error}", module.name),
         };
+        let mut kernel = String::new();
         for line in report.lines() {
             if let Some(rest) = line.split("Compiling entry function '").nth(1) {
-                found.push((rest.split('\'').next().unwrap_or_default().to_owned(), 0));
+                kernel = rest.split('\'').next().unwrap_or_default().to_owned();
+                found.push(kernel.clone());
             }
-            let Some((before, _)) = line.split_once(" bytes spill stores") else { continue };
-            let bytes = before.rsplit([' ', ',']).next().and_then(|n| n.parse().ok());
-            found.last_mut().unwrap().1 = bytes.expect("ptxas says how many bytes");
+            let for_tokens = !kernel.contains("_tiled") && !kernel.contains("_block");
+            let spills = line.contains("spill") && !line.contains("0 bytes spill stores, 0 bytes");
+            assert!(!(for_tokens && spills), "{arch}: {kernel}: {line}");
         }
     }
     Some(found)
@@ -80,11 +81,10 @@ fn experts_of_the_named_shape_compile() {
         for (arch, chip) in [("sm_90a", Chip::HOPPER), ("sm_80", AMPERE)] {
             let Some(found) = kernels(&config, &forms, arch, chip) else { return };
             for name in ["norm_route", "choose_experts", "expert_gate_up", "expert_down_add"] {
-                assert!(found.contains(&(name.to_owned(), 0)), "{arch}: {name} of {found:?}");
+                assert!(found.iter().any(|kernel| kernel == name), "{arch}: no {name}");
             }
             let block = if chip.has_warpgroups { "tiled_128" } else { "block" };
-            let name = format!("expert_down_add_{block}");
-            assert!(found.iter().any(|(kernel, _)| *kernel == name), "{found:?}");
+            assert!(found.contains(&format!("expert_down_add_{block}")), "{found:?}");
         }
     }
 }
@@ -99,7 +99,7 @@ fn experts_of_every_form_compile() {
         let Some(found) = kernels(&config, &forms, arch, chip) else { return };
         // Every other layer's gate and up differ in form, so that single warps multiply them.
         for name in ["expert_gate_up_block_1", "expert_down_add_5"] {
-            assert!(found.iter().any(|(kernel, _)| kernel == name), "{arch}: no {name}: {found:?}");
+            assert!(found.iter().any(|kernel| kernel == name), "{arch}: no {name}: {found:?}");
         }
     }
 }
