@@ -29,7 +29,7 @@ HELDOUT = 2000
 
 
 def main():
-    args = training.parse_arguments(__doc__, rows=128)
+    args = training.parse_arguments(__doc__, rows=128, minutes=5)
     args.out.mkdir(parents=True, exist_ok=True)
     template = TEMPLATE.read_text()
     tokenizer.write(args.out, tokenizer.train(agent.corpus(template), agent.VOCABULARY), template)

@@ -52,12 +52,12 @@ class Recipe:
     weights: dict  # role -> weight in the loss
 
 
-def parse_arguments(description, rows):
+def parse_arguments(description, rows, minutes=7):
     """The arguments of a recipe."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="folder for the model")
-    parser.add_argument("--minutes", type=float, default=7, help="time of the whole run")
-    parser.add_argument("--measuring-seconds", type=float, default=30, help="kept of it for the measurement at the end")
+    parser.add_argument("--minutes", type=float, default=minutes, help="time of the whole run")
+    parser.add_argument("--measuring-seconds", type=float, default=12, help="kept of it for the measurement at the end")
     parser.add_argument("--rows", type=int, default=rows, help="rows per step")
     parser.add_argument("--rate", type=float, default=3e-3, help="peak learning rate")
     parser.add_argument("--steps", type=float, default=math.inf, help="most steps")
