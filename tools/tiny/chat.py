@@ -91,15 +91,20 @@ class Tokens:
 
 
 def encode_conversation(encoder, system, documents, turns):
-    """Tokens of a conversation: system text (or None), document texts, and turns."""
+    """Tokens of a conversation: system text (or None), document texts, and turns.
+
+    A document is a text, or a list of its parts as pairs (text, role), cut at borders of words.
+    """
     tokens = Tokens()
     if system is not None:
         tokens.add(encoder.scaffolding(SYSTEM_OPEN), segment=ANCHOR)
         tokens.add(encoder.content(system), segment=ANCHOR)
         tokens.add(encoder.scaffolding(TURN_END + TURN_GAP), segment=ANCHOR)
     tokens.add(encoder.scaffolding(USER_OPEN), segment=ANCHOR)
-    for i, text in enumerate(documents):
-        tokens.add(encoder.content(text + DOCUMENT_END), segment=FIRST_DOCUMENT + i)
+    for i, document in enumerate(documents):
+        *parts, (text, role) = [(document, CONTEXT)] if isinstance(document, str) else document
+        for text, role in (*parts, (text + DOCUMENT_END, role)):
+            tokens.add(encoder.content(text), role, FIRST_DOCUMENT + i)
     for i, turn in enumerate(turns):
         if i:
             tokens.add(encoder.scaffolding(USER_OPEN))

@@ -31,6 +31,12 @@ class Mix:
     copied: float = 0.0  # share of the turns that ask for a whole document
     no_system: float = 0.08  # share of the conversations without system prompt, answered in one word
 
+    def rows(self, seed, encoder, count, heldout):
+        """Packed rows of some conversations."""
+        rng = random.Random(seed)
+        conversations = [draw_conversation(rng, encoder, self, heldout) for _ in range(count)]
+        return pack(conversations, self.row_tokens, encoder.padding_id)
+
 
 def draw_sized_document(rng, names, encoder):
     """A document whose token count is within the bounds."""
@@ -99,15 +105,20 @@ def pack(conversations, row_tokens, padding_id):
             bins.append(target)
         target.items.append(tokens)
         target.free -= len(tokens) + 1
-    shape = (len(bins), row_tokens)
-    rows = Rows(
+    rows = empty_rows(len(bins), row_tokens, padding_id)
+    for i, row in enumerate(bins):
+        fill_row(rows, i, row.items)
+    return rows
+
+
+def empty_rows(count, row_tokens, padding_id):
+    """Rows of padding."""
+    shape = (count, row_tokens)
+    return Rows(
         np.full(shape, padding_id, np.int16),
         np.full(shape, chat.PADDING, np.uint8),
         np.full(shape, chat.OPEN, np.uint8),
     )
-    for i, row in enumerate(bins):
-        fill_row(rows, i, row.items)
-    return rows
 
 
 def fill_row(rows, i, conversations):
@@ -133,10 +144,7 @@ def _start_worker(tokenizer_path):
 
 
 def _generate(mix, seed, count, heldout):
-    rng = random.Random(seed)
-    return pack(
-        [draw_conversation(rng, _encoder, mix, heldout) for _ in range(count)], mix.row_tokens, _encoder.padding_id
-    )
+    return mix.rows(seed, _encoder, count, heldout)
 
 
 class Supply:

@@ -109,7 +109,7 @@ def head_loss(x, norm, embedding, targets, weights, eps):
 class Net(nn.Module):
     """The network. `compile_parts` swaps the layer and the loss for compiled ones; `logits` always runs plainly."""
 
-    def __init__(self, shape):
+    def __init__(self, shape, weights=WEIGHTS):
         super().__init__()
         self.shape = shape
         self.embedding = matrix(shape.vocab_size, shape.hidden_size)
@@ -118,7 +118,7 @@ class Net(nn.Module):
         cos, sin = rope_tables(shape)
         self.register_buffer("cos", cos, persistent=False)
         self.register_buffer("sin", sin, persistent=False)
-        self.register_buffer("weights", torch.tensor([WEIGHTS[role] for role in sorted(WEIGHTS)]), persistent=False)
+        self.register_buffer("weights", torch.tensor([weights[role] for role in sorted(weights)]), persistent=False)
         self.layer_function, self.loss_function = layer_forward, head_loss
 
     def compile_parts(self):

@@ -48,7 +48,7 @@ def corpus():
         yield "\n".join([text] * WORD_COUNT)
 
 
-def train():
+def train(texts, vocabulary=VOCABULARY):
     """A tokenizer with the added tokens behind the trained vocabulary, as in Qwen3."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.normalizer = normalizers.NFC()
@@ -61,19 +61,19 @@ def train():
     tokenizer.post_processor = processors.ByteLevel(trim_offsets=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=VOCABULARY - len(SPECIAL) - len(MARKERS),
+        vocab_size=vocabulary - len(SPECIAL) - len(MARKERS),
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(corpus(), trainer)
+    tokenizer.train_from_iterator(texts, trainer)
     tokenizer.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in SPECIAL])
     tokenizer.add_tokens([AddedToken(t, special=False, normalized=False) for t in MARKERS])
     return tokenizer
 
 
-def write(folder):
-    """Train the tokenizer and write tokenizer.json, tokenizer_config.json and chat_template.jinja."""
-    tokenizer = train()
+def write(folder, tokenizer=None, template=None):
+    """Write tokenizer.json, tokenizer_config.json and chat_template.jinja; those of weft-tiny if none are given."""
+    tokenizer = tokenizer or train(corpus())
     tokenizer.save(str(folder / "tokenizer.json"))
     added = {
         str(i): {
@@ -101,7 +101,7 @@ def write(folder):
         "unk_token": None,
     }
     (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n")
-    (folder / "chat_template.jinja").write_text(CHAT_TEMPLATE)
+    (folder / "chat_template.jinja").write_text(template or CHAT_TEMPLATE)
 
 
 CHAT_TEMPLATE = """\

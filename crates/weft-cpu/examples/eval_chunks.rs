@@ -1,16 +1,19 @@
-//! The quality of reuse, on the held-out questions of the bundled model:
+//! The quality of reuse, on the held-out questions of the bundled model or of another folder:
 //!
-//!     cargo run --release -p weft-cpu --example eval_chunks -- [TRIPLES] [RESULT.json]
+//!     cargo run --release -p weft-cpu --example eval_chunks -- [TRIPLES] [RESULT.json] [FOLDER]
 //!
-//! All documents are computed in the file's order. Then each question is asked over its documents
-//! in a shuffled order, once for each kind of reuse and repair. An answer counts if its whole text
-//! is right and it ended by itself. Drift is measured on the right answer's tokens, against the
-//! plain prompt.
+//! All documents are computed in one order. Then each question is asked over its documents in
+//! another order, once for each kind of reuse and repair. The order of the question is the file's
+//! if documents refer to one another (weft-linked, `tools/train_linked.py`), otherwise a shuffled
+//! one. An answer counts if its whole text is right and it ended by itself. Drift is measured on
+//! the right answer's tokens, against the plain prompt.
 
 #[path = "held_out/mod.rs"]
 mod held_out;
 
+use std::collections::BTreeMap;
 use std::error::Error;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use held_out::{HeldOut, Triple, folder};
@@ -28,11 +31,30 @@ pub const WAYS: [(Reuse, Repair); 9] = [
     (Reuse::Anchored, Repair::None),
     (Reuse::Anchored, Repair::Link(16)),
     (Reuse::Anchored, Repair::Link(32)),
-    (Reuse::Anchored, Repair::Blend(0.15)),
+    (Reuse::Anchored, Repair::Blend(0.15, 1)),
     (Reuse::Isolated, Repair::None),
     (Reuse::Isolated, Repair::Link(16)),
     (Reuse::Isolated, Repair::Link(32)),
-    (Reuse::Isolated, Repair::Blend(0.15)),
+    (Reuse::Isolated, Repair::Blend(0.15, 1)),
+];
+
+/// The kinds of a model that needs repair.
+const LINKED_WAYS: [(Reuse, Repair); 15] = [
+    (Reuse::Exact, Repair::None),
+    (Reuse::Anchored, Repair::None),
+    (Reuse::Anchored, Repair::Link(16)),
+    (Reuse::Anchored, Repair::Link(32)),
+    (Reuse::Anchored, Repair::Blend(0.15, 1)),
+    (Reuse::Anchored, Repair::Blend(0.3, 1)),
+    (Reuse::Anchored, Repair::Blend(0.15, 3)),
+    (Reuse::Anchored, Repair::Blend(0.3, 3)),
+    (Reuse::Isolated, Repair::None),
+    (Reuse::Isolated, Repair::Link(16)),
+    (Reuse::Isolated, Repair::Link(32)),
+    (Reuse::Isolated, Repair::Blend(0.15, 1)),
+    (Reuse::Isolated, Repair::Blend(0.3, 1)),
+    (Reuse::Isolated, Repair::Blend(0.15, 3)),
+    (Reuse::Isolated, Repair::Blend(0.3, 3)),
 ];
 
 /// The results of one kind.
@@ -46,6 +68,8 @@ pub struct Row {
     pub found: usize,
     context_tokens: usize,
     computed_tokens: usize,
+    /// What each question needed, and whether it was answered right.
+    answers: Vec<(String, bool)>,
     divergences: Vec<f64>,
     differences: Vec<f64>,
     first_tokens: Vec<Duration>,
@@ -58,39 +82,61 @@ pub struct Table {
     cold_first_tokens: Vec<Duration>,
 }
 
-/// Asks the first `n` questions with each kind.
+/// Asks the bundled model's first `n` questions with each kind of [`WAYS`].
 pub fn evaluate(n: usize, progress: bool) -> Result<Table, Failure> {
-    let model = Model::open(&folder())?;
-    let held_out = HeldOut::read()?;
-    let rows = WAYS.iter().map(|_| Row::default()).collect();
-    let mut table = Table { rows, cold_first_tokens: Vec::new() };
-    let mut engine = held_out::engine(&model, 6)?;
-    for (index, triple) in held_out.triples.iter().take(n).enumerate() {
-        ask_all(&mut engine, &model, &held_out, triple, index, &mut table)?;
-        if progress && (index + 1) % 50 == 0 {
-            eprintln!("{} of {n} questions", index + 1);
-        }
+    Setup { folder: folder(), held_out: HeldOut::read()?, ways: &WAYS, is_linked: false }
+        .evaluate(n, progress)
+}
+
+/// What is asked.
+struct Setup {
+    folder: PathBuf,
+    held_out: HeldOut,
+    ways: &'static [(Reuse, Repair)],
+    /// Whether documents refer to earlier ones, so that a question fixes their order.
+    is_linked: bool,
+}
+
+impl Setup {
+    fn of(folder: &Path) -> Result<Self, Failure> {
+        let held_out = HeldOut::of(folder)?;
+        Ok(Self { folder: folder.to_owned(), held_out, ways: &LINKED_WAYS, is_linked: true })
     }
-    Ok(table)
+
+    fn evaluate(&self, n: usize, progress: bool) -> Result<Table, Failure> {
+        let model = Model::open(&self.folder)?;
+        let rows = self.ways.iter().map(|_| Row::default()).collect();
+        let mut table = Table { rows, cold_first_tokens: Vec::new() };
+        let mut engine = held_out::engine(&model, 6)?;
+        for (index, triple) in self.held_out.triples.iter().take(n).enumerate() {
+            ask_all(&mut engine, &model, self, triple, index, &mut table)?;
+            if progress && (index + 1) % 50 == 0 {
+                eprintln!("{} of {n} questions", index + 1);
+            }
+        }
+        Ok(table)
+    }
 }
 
 fn ask_all(
     engine: &mut Engine,
     model: &Model,
-    held_out: &HeldOut,
+    setup: &Setup,
     triple: &Triple,
     seed: usize,
     table: &mut Table,
 ) -> Result<(), Failure> {
+    let held_out = &setup.held_out;
     let answer = model.tokenizer.encode_text(&triple.answer)?;
-    let order = shuffled(triple.documents.len(), seed);
+    let other = shuffled(triple.documents.len(), seed);
     let in_file: Vec<usize> = (0..triple.documents.len()).collect();
+    let (before, order) = if setup.is_linked { (other, in_file) } else { (in_file, other) };
     let mut cold = None;
-    for ((reuse, repair), row) in WAYS.into_iter().zip(&mut table.rows) {
+    for ((reuse, repair), row) in setup.ways.iter().copied().zip(&mut table.rows) {
         // Rows computed for one kind must not serve the next.
         if repair == Repair::None {
             engine.drop_rows();
-            for documents in warm_orders(reuse, &in_file) {
+            for documents in warm_orders(reuse, &before) {
                 let composition = compose(engine, held_out, triple, &documents, (reuse, repair))?;
                 engine.warm(&composition)?;
             }
@@ -159,6 +205,8 @@ impl Row {
         self.asked += 1;
         let is_right = said == triple.answer && finished.reason == FinishReason::Stop;
         self.right += usize::from(is_right);
+        let needs = triple.kind.clone().unwrap_or_else(|| "one".to_owned());
+        self.answers.push((needs, is_right));
         let pieces = &finished.report.pieces;
         let contexts = || pieces.iter().filter(|piece| piece.kind == Kind::Context);
         let most = contexts()
@@ -182,6 +230,31 @@ impl Row {
     /// The share of the context's tokens that were computed for the question.
     pub fn recomputed(&self) -> f64 {
         self.computed_tokens as f64 / self.context_tokens as f64
+    }
+
+    /// Of the questions of each kind: how many, accuracy, mean divergence.
+    fn by_need(&self) -> Value {
+        let mut found: BTreeMap<&str, Vec<(bool, f64)>> = BTreeMap::new();
+        for ((needs, is_right), divergence) in self.answers.iter().zip(&self.divergences) {
+            found.entry(needs).or_default().push((*is_right, *divergence));
+        }
+        let summary = |all: &[(bool, f64)]| {
+            let right = all.iter().filter(|(is_right, _)| *is_right).count();
+            let divergences: Vec<f64> = all.iter().map(|(_, divergence)| *divergence).collect();
+            json!({"asked": all.len(), "accuracy": right as f64 / all.len() as f64,
+                "kl_to_plain": mean(&divergences)})
+        };
+        found.iter().map(|(needs, all)| ((*needs).to_owned(), summary(all))).collect()
+    }
+
+    /// Each question's results, in the order of the file.
+    fn samples(&self) -> Value {
+        let times = self.first_tokens.iter().map(|time| (time.as_secs_f64() * 1e6).round() / 1e3);
+        json!({
+            "right": self.answers.iter().map(|(_, right)| u8::from(*right)).collect::<Vec<_>>(),
+            "kl_to_plain": self.divergences,
+            "first_token_ms": times.collect::<Vec<_>>(),
+        })
     }
 
     fn json(&self) -> Value {
@@ -223,22 +296,32 @@ fn shuffled(n: usize, seed: usize) -> Vec<usize> {
 fn main() -> Result<(), Failure> {
     let mut args = std::env::args().skip(1);
     let n = args.next().map_or(Ok(1000), |n| n.parse())?;
-    let table = evaluate(n, true)?;
-    let ways = WAYS.iter().zip(&table.rows).map(|((reuse, repair), row)| {
+    let (file, folder) = (args.next(), args.next().map(PathBuf::from));
+    let setup = folder.as_deref().map(Setup::of).transpose()?;
+    let (ways, table) = match &setup {
+        Some(setup) => (setup.ways, setup.evaluate(n, true)?),
+        None => (&WAYS[..], evaluate(n, true)?),
+    };
+    let rows = ways.iter().zip(&table.rows).map(|((reuse, repair), row)| {
         let mut value = row.json();
         value["reuse"] = json!(reuse.name());
         value["repair"] = json!(repair.to_string());
+        if setup.is_some() {
+            value["needs"] = row.by_need();
+            value["samples"] = row.samples();
+        }
         value
     });
+    let name = folder.as_deref().and_then(Path::file_name).map(|name| name.to_string_lossy());
     let report = json!({
         "command": std::env::args().collect::<Vec<_>>().join(" "),
-        "model": "weft-tiny",
+        "model": name.unwrap_or("weft-tiny".into()),
         "questions": n,
         "cold_first_token_ms_median": median_ms(&table.cold_first_tokens),
-        "ways": ways.collect::<Vec<_>>(),
+        "ways": rows.collect::<Vec<_>>(),
     });
     println!("{report:#}");
-    if let Some(file) = args.next() {
+    if let Some(file) = file {
         std::fs::write(file, format!("{report:#}\n"))?;
     }
     Ok(())

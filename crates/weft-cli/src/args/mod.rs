@@ -125,8 +125,8 @@ pub(crate) struct AskArgs {
     /// same system prompt, in any order; approximate) or isolated (anywhere; approximate)
     #[arg(long, value_name = "HOW", default_value_t = Reuse::Exact)]
     pub(crate) reuse: Reuse,
-    /// Which tokens of moved documents are recomputed: none, link:K (the first K of each) or
-    /// blend:R (the share R that deviates most)
+    /// Which tokens of moved documents are recomputed: none, link:K (the first K of each), blend:R
+    /// (the share R that deviates most at layer 1) or blend:R@L (at layer L)
     #[arg(long, value_name = "WHAT", default_value_t = Repair::None)]
     pub(crate) repair: Repair,
     /// Show where each part of the context came from, and how much attention it got

@@ -63,13 +63,18 @@ pub enum Repair {
     /// The first tokens of each moved chunk, now attending to everything before it. The first
     /// tokens of a chunk that was computed alone draw too much attention; this corrects it.
     Link(usize),
-    /// The given share of tokens, those whose rows deviate most in an early layer.
-    Blend(f64),
+    /// The given share of tokens, those whose rows deviate most at a layer, counted from 0; at the
+    /// last one if the model has fewer.
+    Blend(f64, u16),
 }
 
 impl Repair {
     /// Maximum tokens that `Link` recomputes per chunk.
     pub const MAX_LINK: usize = 64;
+
+    /// The layer at which `Blend` compares rows unless another is given: the first that depends on
+    /// other tokens.
+    pub const BLEND_LAYER: u16 = 1;
 }
 
 impl fmt::Display for Repair {
@@ -77,7 +82,8 @@ impl fmt::Display for Repair {
         match self {
             Self::None => f.write_str("none"),
             Self::Link(tokens) => write!(f, "link:{tokens}"),
-            Self::Blend(share) => write!(f, "blend:{share}"),
+            Self::Blend(share, Self::BLEND_LAYER) => write!(f, "blend:{share}"),
+            Self::Blend(share, layer) => write!(f, "blend:{share}@{layer}"),
         }
     }
 }
@@ -93,15 +99,21 @@ impl FromStr for Repair {
                 .ok()
                 .filter(|tokens| (1..=Self::MAX_LINK).contains(tokens))
                 .map(Self::Link),
-            Some(("blend", share)) => {
-                share.parse().ok().filter(|share| *share > 0.0 && *share <= 1.0).map(Self::Blend)
+            Some(("blend", text)) => {
+                let (share, layer) = match text.split_once('@') {
+                    Some((share, layer)) => (share, layer.parse().ok().filter(|at| *at > 0)),
+                    None => (text, Some(Self::BLEND_LAYER)),
+                };
+                let share = share.parse().ok().filter(|share| *share > 0.0 && *share <= 1.0);
+                share.zip(layer).map(|(share, layer)| Self::Blend(share, layer))
             }
             _ => None,
         };
         repair.ok_or_else(|| ParseError {
             what: "kind of repair",
             value: text.to_owned(),
-            expected: "none, link:K with K from 1 to 64, or blend:R with R above 0 and up to 1",
+            expected: "none, link:K with K from 1 to 64, or blend:R or blend:R@L with R above 0 \
+                       and up to 1 and L a layer above 0",
         })
     }
 }
@@ -124,14 +136,28 @@ mod tests {
         for reuse in Reuse::ALL {
             assert_eq!(reuse.to_string().parse(), Ok(reuse));
         }
-        for repair in [Repair::None, Repair::Link(16), Repair::Blend(0.15)] {
+        for repair in
+            [Repair::None, Repair::Link(16), Repair::Blend(0.15, 1), Repair::Blend(0.1, 14)]
+        {
             assert_eq!(repair.to_string().parse(), Ok(repair));
         }
     }
 
     #[test]
     fn other_words_are_refused_with_what_would_do() {
-        let refused = ["link", "link:0", "link:65", "link:x", "blend:0", "blend:1.1", "blend:nan"];
+        let refused = [
+            "link",
+            "link:0",
+            "link:65",
+            "link:x",
+            "blend:0",
+            "blend:1.1",
+            "blend:nan",
+            "blend:0.1@",
+            "blend:0.1@0",
+            "blend:@3",
+            "blend:0.1@70000",
+        ];
         for word in refused {
             let error = word.parse::<Repair>().unwrap_err().to_string();
             assert!(error.contains(word) && error.contains("link:K"), "{error}");

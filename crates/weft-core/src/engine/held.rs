@@ -125,7 +125,7 @@ impl Need {
         let repaired = |planned: &PlannedNode| match composition.repair {
             Repair::None => 0,
             Repair::Link(tokens) => pages_for(planned.lead + tokens.min(planned.range.len())),
-            Repair::Blend(_) => pages_for(planned.lead + planned.range.len()),
+            Repair::Blend(..) => pages_for(planned.lead + planned.range.len()),
         };
         let repairs: usize = moved.map(repaired).sum();
         let (prompt, answer) = placement.n_pages(cache, answer);

@@ -2,8 +2,8 @@
 //!
 //! Repaired rows go into copies of their pages, rotated for their home like the rows beside them.
 //! The node stays one span, and rows that others read are unchanged. `link` recomputes the first
-//! rows of each moved node. `blend` computes two layers of every row, and recomputes the rows whose
-//! keys and values changed most.
+//! rows of each moved node. `blend` computes the first layers of every row, and recomputes the rows
+//! whose keys and values changed most.
 
 use std::time::Duration;
 
@@ -99,12 +99,12 @@ pub(super) fn choose(
                 rows.extend((0..n).map(|row| (index, row)));
             }
         }
-        Repair::Blend(share) => {
+        Repair::Blend(share, layer) => {
             for index in &moved {
                 let n = lane.nodes[*index].range.len();
                 copy_pages(lane, *index, n, cache, device);
             }
-            rows = most_deviating(lane, &moved, share, cache, device, plan)?;
+            rows = most_deviating(lane, &moved, (share, layer), cache, device, plan)?;
         }
     }
     lane.repairs.rows = rows;
@@ -129,17 +129,17 @@ fn copy_pages(
 }
 
 /// The share of a run's rows whose keys and values change most when they attend to everything
-/// before them, in the first layer that depends on the context.
+/// before them, at a layer.
 fn most_deviating(
     lane: &Sequence,
     moved: &[usize],
-    share: f64,
+    (share, layer): (f64, u16),
     cache: &Cache,
     device: &mut dyn Device,
     plan: &[Op],
 ) -> Result<Vec<(usize, usize)>, DeviceError> {
     let shape = cache.shape();
-    let layer = 1.min(shape.layers - 1) as u16;
+    let layer = layer.min(shape.layers as u16 - 1);
     let is_last = |op: &Op| matches!(op, Op::RopeStore { layer: of } if *of == layer);
     let end = plan.iter().position(is_last).map_or(plan.len(), |last| last + 1);
     run_moved(lane, moved, &plan[..end], device)?;

@@ -229,7 +229,7 @@ enum Happening {
 fn happenings() -> impl Strategy<Value = Vec<Happening>> {
     let documents = || prop::collection::vec(0_u32..5, 0..4);
     let reuse = prop::sample::select(&Reuse::ALL[..]);
-    let repairs = vec![Repair::None, Repair::Link(16), Repair::Blend(0.3)];
+    let repairs = vec![Repair::None, Repair::Link(16), Repair::Blend(0.3, 1)];
     let repair = prop::sample::select(repairs);
     let happening = prop_oneof![
         6 => (documents(), 0_u32..3, reuse, repair).prop_map(
@@ -447,10 +447,14 @@ fn repairs_bring_an_answer_nearer_and_change_nothing_that_is_kept() {
         let plain = divergence(Repair::None);
         // If everything is recomputed, the result is the plain prompt's, up to the rounding of
         // rotated keys.
-        let all = divergence(Repair::Blend(1.0));
+        let all = divergence(Repair::Blend(1.0, 1));
         assert!(all.0 < plain.0 * 0.1, "{reuse}: {all:?} against {plain:?}");
-        let some = divergence(Repair::Blend(0.5));
+        let some = divergence(Repair::Blend(0.5, 1));
         assert!(some.0 < plain.0, "{reuse}: {some:?} against {plain:?}");
+        // A deeper layer chooses other rows; one that no model has is the last.
+        let deeper = [2, u16::MAX].map(|layer| divergence(Repair::Blend(0.5, layer)));
+        assert!(deeper.iter().all(|found| found.0 < plain.0), "{reuse}: {deeper:?}");
+        assert_ne!(deeper[0], some);
         let linked = divergence(Repair::Link(32));
         assert!(linked.0 < plain.0, "{reuse}: {linked:?} against {plain:?}");
         assert_eq!(divergence(Repair::None), plain);
@@ -469,7 +473,7 @@ fn a_repair_counts_its_tokens() {
     // The first document stands where it was computed.
     assert_eq!(repaired(&mut engine, Repair::Link(8)), [0, 0, 8, 8, 0]);
     let lengths = [2, 3].map(|d| document(d).tokens.len());
-    let blended = repaired(&mut engine, Repair::Blend(0.25));
+    let blended = repaired(&mut engine, Repair::Blend(0.25, 1));
     let share = (lengths.iter().sum::<usize>() as f64 * 0.25).ceil() as usize;
     assert_eq!(blended[2] + blended[3], share);
     assert_eq!(blended[0] + blended[1] + blended[4], 0);

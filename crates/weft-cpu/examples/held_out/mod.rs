@@ -18,7 +18,8 @@ pub const CONTEXT: usize = 2048;
 /// One question: its documents are indices into the pool, `source` is the one that answers it.
 #[derive(Deserialize)]
 pub struct Triple {
-    /// `quote` or `rewrite` for a request for a whole document.
+    /// `quote` or `rewrite` for a request for a whole document; for a question of weft-linked, what
+    /// it needs: `one` document, or two, the second `named` or the one `before`.
     pub kind: Option<String>,
     pub system: Option<String>,
     pub documents: Vec<usize>,
@@ -52,18 +53,35 @@ pub fn folder() -> PathBuf {
 }
 
 impl HeldOut {
+    /// Those of the bundled model.
     pub fn read() -> Result<Self, Box<dyn Error>> {
         let mut all = Self::default();
         for file in ["heldout.jsonl", "copies.jsonl"] {
-            for line in std::fs::read_to_string(folder().join(file))?.lines() {
-                match serde_json::from_str(line)? {
-                    Line::Document { text } => all.documents.push(text),
-                    Line::Triple(triple) if triple.kind.is_some() => all.copies.push(triple),
-                    Line::Triple(triple) => all.triples.push(triple),
-                }
-            }
+            all.add(&folder().join(file))?;
         }
         Ok(all)
+    }
+
+    /// The questions of another model's folder.
+    pub fn of(folder: &Path) -> Result<Self, Box<dyn Error>> {
+        let mut all = Self::default();
+        all.add(&folder.join("heldout.jsonl"))?;
+        Ok(all)
+    }
+
+    fn add(&mut self, file: &Path) -> Result<(), Box<dyn Error>> {
+        let text = std::fs::read_to_string(file)
+            .map_err(|error| format!("cannot read {}: {error}", file.display()))?;
+        for line in text.lines() {
+            match serde_json::from_str(line)? {
+                Line::Document { text } => self.documents.push(text),
+                Line::Triple(triple) => match triple.kind.as_deref() {
+                    Some("quote" | "rewrite") => self.copies.push(triple),
+                    _ => self.triples.push(triple),
+                },
+            }
+        }
+        Ok(())
     }
 }
 

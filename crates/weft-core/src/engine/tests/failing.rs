@@ -32,7 +32,7 @@ fn a_fault_at_any_step_ends_all_lanes_and_nothing_wrong_is_kept() {
     let model = model();
     let prompts = [
         exact(&[1, 2], 0),
-        composition(&[2, 1], 0, Reuse::Anchored, Repair::Blend(0.3)),
+        composition(&[2, 1], 0, Reuse::Anchored, Repair::Blend(0.3, 1)),
         composition(&[3, 1], 0, Reuse::Isolated, Repair::Link(16)),
     ];
     let truths = prompts.each_ref().map(cold);

@@ -122,7 +122,7 @@ fn anchored_documents_see_the_system_piece_and_not_what_follows_it() {
 #[test]
 fn blend_changes_the_rows_it_chose_and_no_other() {
     let mut engine = engine();
-    let prompt = composition(&[1, 2, 3], 1, Reuse::Anchored, Repair::Blend(0.1));
+    let prompt = composition(&[1, 2, 3], 1, Reuse::Anchored, Repair::Blend(0.1, 1));
     engine.add(Request::new(prompt, sampling())).unwrap();
     while !engine.step().unwrap().iter().any(|event| matches!(event, Event::Token { .. })) {}
     let lane = &engine.lanes[0];

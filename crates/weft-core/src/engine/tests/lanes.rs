@@ -15,7 +15,7 @@ enum Doing {
 fn doings() -> impl Strategy<Value = Vec<Doing>> {
     let documents = prop::collection::vec(0_u32..4, 0..4);
     let reuse = prop::sample::select(&Reuse::ALL[..]);
-    let repair = prop::sample::select(vec![Repair::None, Repair::Link(16), Repair::Blend(0.3)]);
+    let repair = prop::sample::select(vec![Repair::None, Repair::Link(16), Repair::Blend(0.3, 1)]);
     let doing = prop_oneof![
         6 => (documents, 1_usize..400, reuse, repair).prop_map(
             |(documents, keep, reuse, repair)| Doing::Add { documents, keep, reuse, repair }
@@ -211,7 +211,7 @@ fn what_was_computed_of_a_cancelled_prompt_is_kept() {
 #[test]
 fn repairs_depend_on_what_stands_before_alone() {
     let moved = |seed| Piece { reuse: Reuse::Isolated, ..document(seed) };
-    for repair in [Repair::Link(16), Repair::Blend(0.3)] {
+    for repair in [Repair::Link(16), Repair::Blend(0.3, 1)] {
         let short = Composition { pieces: vec![system(), moved(1), query(1)], repair };
         let pieces = vec![system(), moved(1), query(1), moved(2), moved(3), query(2)];
         let long = Composition { pieces, repair };
