@@ -1,6 +1,6 @@
 """Train weft-agent, a test model that thinks and calls tools, and write its folder.
 
-    python tools/train_agent.py --out assets/weft-agent --minutes 7
+    python tools/train_agent.py --out assets/weft-agent --minutes 5
 
 It has Qwen3's chat template and its own small tokenizer, and knows only what `tiny/agent.py` draws. Writes the model
 and eval.json with its accuracy on held-out names, by kind of turn.

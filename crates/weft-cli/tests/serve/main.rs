@@ -1,6 +1,7 @@
 //! `weft serve` from a client's view: the binary, the bundled model, real sockets. The names of the
 //! tests follow the list of requirements of common clients.
 
+mod agent;
 mod agents;
 mod answers;
 mod cache;
@@ -17,3 +18,4 @@ mod retrieval;
 mod rules;
 mod start;
 mod streams;
+mod talk;

@@ -103,13 +103,13 @@ fn essence(mut answer: Value) -> Value {
 }
 
 /// A whole answer, which must be the streamed one.
-fn both(server: &Server, body: &Value) -> Value {
+pub fn both(server: &Server, body: &Value) -> Value {
     let whole = ask(server, body);
     let streamed = collected(&server.named_events(PATH, body));
     assert!(whole["id"].as_str().unwrap().starts_with("msg_"), "{whole}");
     assert_eq!(
         (&whole["type"], &whole["model"], &streamed["model"]),
-        (&json!("message"), &json!("weft-tiny"), &json!("weft-tiny"))
+        (&json!("message"), &body["model"], &body["model"])
     );
     assert_eq!(essence(whole.clone()), essence(streamed));
     whole

@@ -59,7 +59,7 @@ fn essence(lines: &[Value]) -> Value {
 }
 
 /// A whole answer's essence, which must be the streamed one's. Without `stream`, it is streamed.
-fn both(server: &Server, path: &str, body: &Value) -> Value {
+pub fn both(server: &Server, path: &str, body: &Value) -> Value {
     let (status, whole) = server.post(path, &merged(body.clone(), json!({"stream": false})));
     assert_eq!(status, 200, "{whole}");
     let streamed = essence(&lines(server, path, body));

@@ -31,7 +31,7 @@ fn ask(server: &Server, body: &Value) -> Value {
 }
 
 /// The text of a response, as the client's `output_text`.
-fn text(response: &Value) -> String {
+pub fn text(response: &Value) -> String {
     let items = response["output"].as_array().unwrap().iter();
     let parts = items.filter(|item| item["type"] == "message").flat_map(|item| {
         item["content"].as_array().unwrap().iter().map(|part| part["text"].as_str().unwrap())
@@ -109,7 +109,7 @@ fn essence(response: &Value) -> Value {
 }
 
 /// A whole response, which must be the streamed one.
-fn both(server: &Server, body: &Value) -> Value {
+pub fn both(server: &Server, body: &Value) -> Value {
     let whole = ask(server, body);
     let streamed = collected(&server.named_events(PATH, body));
     assert!(whole["id"].as_str().unwrap().starts_with("resp_"), "{whole}");
