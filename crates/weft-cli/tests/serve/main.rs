@@ -2,7 +2,7 @@
 //! tests follow the list of requirements of common clients.
 
 mod agent;
-mod agents;
+mod anchored;
 mod answers;
 mod cache;
 mod drafts;
