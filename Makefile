@@ -25,11 +25,11 @@ eval:
 
 # Compiles the CUDA kernels that changed since they last passed, without a GPU, and records what passes.
 kernels:
-	LD_LIBRARY_PATH="$$(tools/nvrtc.sh)" WEFT_REQUIRE_NVRTC=1 WEFT_RECORD_KERNELS=1 cargo test -p weft-cuda --test compile
+	LD_LIBRARY_PATH="$$(tools/nvrtc.sh)" WEFT_REQUIRE_NVRTC=1 WEFT_RECORD_KERNELS=1 cargo test -p weft-cuda --test compile --test compile_experts
 
 # Compiles every CUDA kernel for every architecture, whatever the record says; decode kernels must not spill.
 kernels-all:
-	LD_LIBRARY_PATH="$$(tools/nvrtc.sh)" WEFT_REQUIRE_NVRTC=1 WEFT_EVERY_KERNEL=1 cargo test -p weft-cuda --test compile
+	LD_LIBRARY_PATH="$$(tools/nvrtc.sh)" WEFT_REQUIRE_NVRTC=1 WEFT_EVERY_KERNEL=1 cargo test -p weft-cuda --test compile --test compile_experts
 
 # Runs the persistent kernel's source on the CPU, under two orders of blocks and copies; needs g++ on x86-64.
 emulate:
