@@ -75,7 +75,7 @@ fn an_anchor_that_nothing_moves_is_exact() {
 
 #[test]
 fn repairs_leave_the_anchor_and_what_is_kept_alone() {
-    for repair in [Repair::Link(8), Repair::Blend(0.3)] {
+    for repair in [Repair::Link(8), Repair::Blend(0.3, 1)] {
         let mut engine = engine();
         for seed in [20, 21] {
             let repaired = prompt(changing(seed), &[1, 2], repair);
