@@ -1,7 +1,7 @@
 //! Output to terminals: colour only if stderr or stdout is one, and never control characters.
 
 use std::borrow::Cow;
-use std::io::{IsTerminal, stderr, stdout};
+use std::io::{IsTerminal, Write, stderr, stdout};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
@@ -34,7 +34,7 @@ fn dim_if(is_terminal: bool, text: &str) -> String {
 /// A note to the user: one dim line on stderr.
 pub(crate) fn note(quiet: bool, text: &str) {
     if !quiet {
-        eprintln!("{}", dim(&without_controls(text)));
+        say(&dim(&without_controls(text)));
     }
 }
 
@@ -50,13 +50,18 @@ fn wants_colour() -> bool {
 
 /// A warning that does not affect the answer.
 pub(crate) fn warn(text: &str) {
-    eprintln!("weft: warning: {}", without_controls(text));
+    say(&format!("weft: warning: {}", without_controls(text)));
 }
 
 /// An error, as the program prints it at its end and a chat prints it in the middle.
 pub(crate) fn error(text: &str) {
     let head = if has_colour() { "\x1b[1;31mweft: error:\x1b[0m" } else { "weft: error:" };
-    eprintln!("{head} {}", without_controls(text));
+    say(&format!("{head} {}", without_controls(text)));
+}
+
+/// Writes a line to stderr. If nobody reads it any more, a server still goes on.
+fn say(line: &str) {
+    let _ = writeln!(stderr(), "{line}");
 }
 
 /// A model's text, safe for printing: on a terminal, escape sequences of a hostile or confused

@@ -266,7 +266,8 @@ mod tests {
 
     use super::*;
 
-    /// Weights with one wrong value.
+    /// Weights with one wrong value in each row, in another column each: the same in all rows of a
+    /// router would change no choice.
     struct Off {
         tensor: Tensor,
         random: RandomWeights,
@@ -281,7 +282,8 @@ mod tests {
             self.random.read(tensor, &mut |row, values| {
                 let mut values = values.to_vec();
                 if tensor == self.tensor {
-                    values[0] += 1.0;
+                    let column = row % values.len();
+                    values[column] += 1.0;
                 }
                 visit(row, &values);
             })

@@ -356,6 +356,7 @@ impl Cache {
             kept_cost: None,
             on_disk: false,
             is_shared: false,
+            is_chunk_s_own: chunk.is_some(),
             is_public,
             group,
             cost: Duration::ZERO,

@@ -98,6 +98,8 @@ impl Awaited {
     pub(super) fn deliver_fetched(mut self, fetched: Fetched) {
         let time = Some(self.since.elapsed());
         match fetched {
+            // They would stay in memory until the engine has something to do.
+            Fetched::Rows { .. } if !self.is_wanted() => self.send(None, None, None),
             Fetched::Rows { rows, cost } => self.send(Some(rows), time, Some(cost)),
             Fetched::Absent => self.send(None, time, None),
             Fetched::Failed => self.send(None, None, None),

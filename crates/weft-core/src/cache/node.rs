@@ -56,6 +56,8 @@ pub(crate) struct Node {
     pub(super) on_disk: bool,
     /// Whether the remote tier has taken its rows, or has given them.
     pub(super) is_shared: bool,
+    /// Whether it is known to hold rows of its chunk alone.
+    pub(super) is_chunk_s_own: bool,
     /// Whether all later requests can find it.
     pub(super) is_public: bool,
     /// The group whose requests can find it.
@@ -102,6 +104,14 @@ pub(super) struct Worth {
 impl Node {
     pub(crate) fn len(&self) -> usize {
         self.tokens.len()
+    }
+
+    /// Gives a node that has no chunk one that it belongs to, with or without other texts.
+    pub(crate) fn name(&mut self, chunk: Option<ChunkId>, is_alone: bool) {
+        if self.chunk.is_none() {
+            self.is_chunk_s_own = chunk.is_some() && is_alone;
+            self.chunk = chunk;
+        }
     }
 
     /// Whether any other request can find it.

@@ -202,7 +202,8 @@ impl Cache {
     pub(super) fn share(&mut self, id: NodeId, rows: &Arc<Rows>) {
         let Some(remote) = self.remote.clone() else { return };
         let node = self.node(id);
-        let Some(chunk) = node.chunk.filter(|_| node.is_public && !node.is_shared) else { return };
+        let may_share = node.is_public && node.is_chunk_s_own && !node.is_shared;
+        let Some(chunk) = node.chunk.filter(|_| may_share) else { return };
         let (key, header) = self.file_of(id);
         self.node_mut(id).is_shared = remote.put(&chunk, &key, &header, Arc::clone(rows));
     }

@@ -112,6 +112,10 @@ impl Line {
     fn add(&mut self, x: f64, y: f64) {
         for sum in [&mut self.n, &mut self.x, &mut self.y, &mut self.xx, &mut self.xy] {
             *sum *= FADE;
+            // A sum that fades to nothing must not stop at the smallest number that there is.
+            if *sum < 1e-200 {
+                *sum = 0.0;
+            }
         }
         self.n += 1.0;
         self.x += x;

@@ -49,6 +49,7 @@ impl Cache {
                 kept_cost: None,
                 on_disk: true,
                 is_shared: false,
+                is_chunk_s_own: false,
                 is_public: true,
                 group: None,
                 cost: Duration::from_micros(header.prefill_us),

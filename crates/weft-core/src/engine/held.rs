@@ -267,10 +267,10 @@ impl Maker<'_> {
     }
 
     fn hold(&mut self, planned: PlannedNode, node: NodeId, brought: Option<Brought>) -> HeldNode {
-        let PlannedNode { range, chunk, home, sees, lead, is_anchor, .. } = planned;
+        let PlannedNode { range, chunk, is_in_piece, home, sees, lead, is_anchor, .. } = planned;
         let kept = self.cache.node_mut(node);
         debug_assert_eq!(kept.lead, lead, "the parent determines where rows start in a page");
-        kept.chunk = kept.chunk.or(chunk);
+        kept.name(chunk, is_in_piece && range.len() == kept.len());
         let pages = kept.pages[..pages_for(lead + range.len())].to_vec();
         let is_ready = brought.is_some() && kept.filled >= range.len();
         let mut held = HeldNode {

@@ -15,7 +15,7 @@
 use std::ops::Range;
 
 use crate::cache::{Cache, GroupId, NodeId};
-use crate::chunk::{ChunkId, Composition, Kind, Piece, Reuse};
+use crate::chunk::{ChunkId, Composition, Kind, Piece, Repair, Reuse};
 use crate::kv::{PAGE_ROWS, pages_for};
 use crate::store::{KvKey, Prefix};
 
@@ -26,6 +26,8 @@ pub(super) struct PlannedNode {
     pub(super) range: Range<usize>,
     /// Its chunk; that of the first piece, if a node spans several.
     pub(super) chunk: Option<ChunkId>,
+    /// Whether it spans no other piece.
+    pub(super) is_in_piece: bool,
     /// The key and length of the context that its rows attended to.
     pub(super) parent: KvKey,
     pub(super) home: usize,
@@ -282,6 +284,7 @@ impl Planner<'_> {
                     home: range.start,
                     range,
                     chunk: piece.chunk,
+                    is_in_piece: self.at <= piece_end,
                     parent,
                     sees: Sees::first(self.nodes.len()),
                     lead,
@@ -305,12 +308,15 @@ impl Planner<'_> {
         let whole = |(id, len): (NodeId, usize)| (len == piece.tokens.len()).then_some(id);
         let range = self.at..self.at + piece.tokens.len();
         let found = self.longest(&parent, range.clone());
-        self.prefix.add_moved(&parent, composition.repair, &piece.tokens);
+        // An anchor is never repaired.
+        let repair = if piece.is_anchor { Repair::None } else { composition.repair };
+        self.prefix.add_moved(&parent, repair, &piece.tokens);
         self.at = range.end;
         self.run_start = self.at;
         self.nodes.push(PlannedNode {
             range,
             chunk: piece.chunk,
+            is_in_piece: true,
             parent,
             home: self.home(piece.reuse, usize::MAX),
             sees,

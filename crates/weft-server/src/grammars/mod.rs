@@ -203,18 +203,19 @@ impl Grammars {
 
     fn parser(&self, rule: &Rule) -> Result<TokenParser, ApiError> {
         rule.check()?;
-        let grammar = rule.grammar().map_err(ApiError::invalid)?;
         let thread = std::thread::Builder::new().name("grammar".into()).stack_size(STACK_BYTES);
-        let parser = std::thread::scope(|scope| {
+        std::thread::scope(|scope| {
             let compiling = thread.spawn_scoped(scope, move || {
+                let grammar = rule.grammar().map_err(ApiError::invalid)?;
                 // What a parser was made from goes deep too, and is gone when this returns.
-                self.0.create_parser(grammar).map_err(|error| format!("{error:#}"))
+                let parser = self.0.create_parser(grammar).map_err(|error| format!("{error:#}"));
+                parser.map_err(|error| ApiError::invalid(refusals::in_plain_words(&error)))
             });
             let busy = |_| ApiError::unavailable("there is no memory to compile the rule");
             let compiled = compiling.map_err(busy)?.join();
-            compiled.map_err(|_| ApiError::invalid("the rule for the answer cannot be compiled"))
-        })?;
-        parser.map_err(|error| ApiError::invalid(refusals::in_plain_words(&error)))
+            let failed = |_| ApiError::invalid("the rule for the answer cannot be compiled");
+            compiled.map_err(failed)?
+        })
     }
 }
 

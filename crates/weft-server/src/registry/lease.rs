@@ -239,17 +239,21 @@ impl Registry {
     fn hold(self: &Arc<Self>, entry: &Arc<Entry>) -> Result<Option<Hold>, ApiError> {
         self.check_open()?;
         let mut slots = self.slots();
-        let is_loading = |slot: &&Slot| slot.served().is_some_and(|s| s.worker.is_loading());
+        // Downloads that nobody waits for do not keep others out.
+        let is_loading =
+            |slot: &&Slot| slot.users > 0 && slot.served().is_some_and(|s| s.worker.is_loading());
         let n_loading = slots.iter().filter(is_loading).count();
+        let queue = self.settings.limits.queue;
         let slot = Self::slot(&mut slots, entry);
         let held = match &slot.stage {
             Stage::Unloading(_) => return Ok(None),
             Stage::Loaded(_) if slot.is_leaving => return Ok(None),
             Stage::Loaded(served) => Ok(Arc::clone(served)),
             Stage::Unloaded if n_loading >= MAX_LOADING => Err(ApiError::too_busy(n_loading)),
+            // Those of a load that failed have not left yet.
+            Stage::Unloaded if slot.users >= queue => Err(ApiError::too_busy(slot.users)),
             Stage::Unloaded => self.start(&slot.entry),
         };
-        let queue = self.settings.limits.queue;
         let held = held.and_then(|served| match served.worker.is_loading() {
             true if slot.users >= queue => Err(ApiError::too_busy(slot.users)),
             _ => Ok(served),

@@ -174,6 +174,8 @@ impl Registry {
     }
 
     fn notify(&self) {
+        // Whoever looked before this change has begun to wait for it.
+        drop(self.slots());
         self.changed.notify_all();
         self.changes.send_modify(|n| *n = n.wrapping_add(1));
     }

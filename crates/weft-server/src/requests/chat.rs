@@ -21,6 +21,8 @@ use crate::responses::CallStyle;
 
 /// The most messages of one request.
 const MAX_MESSAGES: usize = 4096;
+/// Parts of contents and calls of all messages: each is looked for in the rendered prompt.
+const MAX_PARTS: usize = 16_384;
 
 /// A chat.
 #[derive(Debug, Default)]
@@ -56,6 +58,13 @@ impl ChatRequest {
         if self.messages.len() > MAX_MESSAGES {
             let n = self.messages.len();
             let message = format!("there are {n} messages, and the limit is {MAX_MESSAGES}");
+            return Err(ApiError::invalid(message).param("messages"));
+        }
+        let n_parts = self.messages.iter().map(ChatMessage::n_parts).sum::<usize>();
+        if n_parts > MAX_PARTS {
+            let message = format!(
+                "the messages have {n_parts} parts and calls, and the limit is {MAX_PARTS}"
+            );
             return Err(ApiError::invalid(message).param("messages"));
         }
         self.tools.check()?;

@@ -130,6 +130,15 @@ fn read_part(part: &Value) -> Result<ChatPart, String> {
 }
 
 impl ChatMessage {
+    /// Parts of its content, and its calls.
+    pub(crate) fn n_parts(&self) -> usize {
+        let n_calls = self.tool_calls.as_ref().map_or(0, Vec::len);
+        match &self.content {
+            Some(ChatContent::Parts(parts)) => parts.len() + n_calls,
+            _ => n_calls,
+        }
+    }
+
     /// A message with this content and nothing else.
     pub(crate) fn new(role: Role, content: Option<ChatContent>) -> Self {
         Self {

@@ -76,6 +76,25 @@ mod tests {
     }
 
     #[test]
+    fn large_and_deep_grammars_end() {
+        let words = |n: usize| (0..n).map(|i| format!("\"word{i:03}\"")).collect::<Vec<_>>();
+        let lark = to_lark(&format!("root ::= {}", words(300).join(" | "))).unwrap();
+        assert!(lark.contains(" | "), "one expression would be too large: {lark}");
+        let beside = "a".repeat(2046);
+        assert!(to_lark(&format!("root ::= \"{beside}\" | \"(\" root \")\"")).is_ok());
+        assert!(to_lark("root ::= \"x\"{3999} \"y\"").is_ok());
+        assert!(to_lark("root ::= \"x\"{4000} \"y\"").is_ok());
+        let deep = to_lark(&format!("root ::= \"a\"{}", "?".repeat(60_000))).unwrap_err();
+        assert!(deep.contains("more than 4 times over"), "{deep}");
+        let empty = format!("root ::= {} x\nx ::= \"a\" x | \"b\"", "\"\"".repeat(30_000));
+        assert!(to_lark(&empty).unwrap_err().contains("at most 20000"));
+        for bounds in ["{4294967296}", "{1,5000000000}", "{}", "{2,1}"] {
+            assert!(to_lark(&format!("root ::= \"a\"{bounds}")).is_err(), "{bounds}");
+        }
+        assert!(to_lark("root ::= \"a\"{,3} \"b\"{2,} \"c\"{2}").is_ok());
+    }
+
+    #[test]
     fn what_is_wrong_is_said_with_its_line() {
         let long = format!("root ::= {}", "\"a\" ".repeat(30_000));
         let deep = format!("root ::= {}\"a\"{}", "(".repeat(99), ")".repeat(99));

@@ -5,6 +5,8 @@ use super::{Expr, escaped};
 const MAX_RULES: usize = 300;
 /// Groups inside each other.
 const MAX_DEPTH: usize = 64;
+/// Repetitions of one item, such as the two of `"a"+?`.
+const MAX_REPETITIONS: usize = 4;
 
 /// Reads a grammar.
 pub(super) struct Parser<'g> {
@@ -159,7 +161,7 @@ impl<'g> Parser<'g> {
     }
 
     fn repetition(&mut self, mut item: Expr) -> Result<Expr, String> {
-        loop {
+        for _ in 0..=MAX_REPETITIONS {
             let (min, max) = match () {
                 () if self.take("*") => (0, None),
                 () if self.take("+") => (1, None),
@@ -169,22 +171,35 @@ impl<'g> Parser<'g> {
             };
             item = Expr::Repeat(Box::new(item), min, max);
         }
+        Err(self.at_line(&format!("an item is repeated more than {MAX_REPETITIONS} times over")))
     }
 
     fn bounds(&mut self) -> Result<(u32, Option<u32>), String> {
-        let number = |parser: &mut Self| {
-            let end = parser.rest().find(|c: char| !c.is_ascii_digit())?;
-            let number = parser.rest()[..end].parse().ok();
-            parser.at += end;
-            parser.skip();
-            number
+        let start = self.at;
+        let min = self.number()?;
+        let (min, max) = match self.take(",") {
+            true => (min.unwrap_or(0), self.number()?),
+            false => (min.unwrap_or(0), min),
         };
-        let min = number(self).unwrap_or(0);
-        let max = if self.take(",") { number(self) } else { Some(min) };
-        if !self.take("}") || max.is_some_and(|max| max < min) {
+        let is_empty = self.rest().starts_with('}') && self.at == start;
+        if is_empty || !self.take("}") || max.is_some_and(|max| max < min) {
             return Err(self.at_line("a repetition is {n}, {n,}, {,n} or {n,m} with n up to m"));
         }
         Ok((min, max))
+    }
+
+    /// A number, if there is one.
+    fn number(&mut self) -> Result<Option<u32>, String> {
+        let rest = self.rest();
+        let digits = &rest[..rest.find(|c: char| !c.is_ascii_digit()).unwrap_or(rest.len())];
+        if digits.is_empty() {
+            return Ok(None);
+        }
+        let number = digits.parse();
+        let number = number.map_err(|_| self.at_line(&format!("{digits} is too large")))?;
+        self.at += digits.len();
+        self.skip();
+        Ok(Some(number))
     }
 
     fn text(&mut self) -> Result<Expr, String> {

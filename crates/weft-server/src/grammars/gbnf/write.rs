@@ -7,6 +7,8 @@ use super::{Expr, escaped};
 const MAX_SIZE: u64 = 20_000;
 /// The same of one expression, with the rules in it written out.
 const MAX_EXPRESSION_SIZE: u64 = 4000;
+/// Bytes around the options of an expression.
+const GROUP_BYTES: usize = "(?:)".len();
 
 /// Writes rules for llguidance.
 pub(super) struct Writer {
@@ -74,6 +76,9 @@ impl Writer {
                 joined.push_str(if index > 0 { between } else { "" });
                 joined.push_str(&item);
                 size = size.saturating_add(item_size);
+                if !is_small(joined.len(), size) {
+                    return None;
+                }
             }
             Some((joined, size))
         };
@@ -96,8 +101,7 @@ impl Writer {
                 (format!("(?:{item}){{{min},{max}}}"), size.saturating_mul(times))
             }
         };
-        let is_small = expression.len() <= MAX_EXPRESSION_BYTES && size <= MAX_EXPRESSION_SIZE;
-        is_small.then_some((expression, size))
+        is_small(expression.len(), size).then_some((expression, size))
     }
 
     /// A part as the body of a rule.
@@ -116,11 +120,8 @@ impl Writer {
                 let (plain, others): (Vec<Expr>, Vec<Expr>) =
                     items.iter().cloned().partition(|item| self.expression(item).is_some());
                 let mut bodies = Vec::new();
-                if !plain.is_empty() {
-                    bodies.push(self.rule(&Expr::Or(plain))?);
-                }
-                for other in &others {
-                    bodies.push(self.rule(other)?);
+                for run in self.runs(&[plain, others].concat()) {
+                    bodies.push(self.rule(&one_or(run, Expr::Or))?);
                 }
                 format!("({})", bodies.join(" | "))
             }
@@ -140,22 +141,29 @@ impl Writer {
     /// Items one after the other; neighbours that are expressions become one.
     fn sequence(&mut self, items: &[Expr]) -> Result<String, String> {
         let mut bodies = Vec::new();
-        let mut rest = items;
-        while let [first, after @ ..] = rest {
-            let mut run = first.clone();
-            rest = after;
-            if self.expression(first).is_some() {
-                let mut n = 1;
-                let first = std::slice::from_ref(first);
-                let items = |n: usize| Expr::Seq([first, &after[..n - 1]].concat());
-                while n <= after.len() && self.expression(&items(n + 1)).is_some() {
-                    n += 1;
-                }
-                (run, rest) = (items(n), &after[n - 1..]);
-            }
-            bodies.push(self.rule(&run)?);
+        for run in self.runs(items) {
+            bodies.push(self.rule(&one_or(run, Expr::Seq))?);
         }
         Ok(format!("({})", bodies.join(" ")))
+    }
+
+    /// Neighbours that are expressions, as many as surely are one together; every other item alone.
+    fn runs(&self, items: &[Expr]) -> Vec<Vec<Expr>> {
+        let mut runs: Vec<Vec<Expr>> = Vec::new();
+        // The most bytes that the last run may have, and its size; none if it is no expression.
+        let mut last: Option<(usize, u64)> = None;
+        for item in items {
+            // A sign stands between any two.
+            let own = self.expression(item).map(|(text, size)| (text.len() + 1, size));
+            let joined = last.zip(own).map(|(last, own)| (last.0 + own.0, last.1 + own.1));
+            let joined = joined.filter(|(bytes, size)| is_small(*bytes, *size));
+            last = joined.or(own.map(|(bytes, size)| (bytes + GROUP_BYTES, size + 1)));
+            match runs.last_mut().filter(|_| joined.is_some()) {
+                Some(run) => run.push(item.clone()),
+                None => runs.push(vec![item.clone()]),
+            }
+        }
+        runs
     }
 
     /// A word that an expression matches. One that may be empty is optional instead.
@@ -183,10 +191,21 @@ impl Writer {
     }
 }
 
+/// Whether an expression of these bytes and this size may be one.
+fn is_small(bytes: usize, size: u64) -> bool {
+    bytes <= MAX_EXPRESSION_BYTES && size <= MAX_EXPRESSION_SIZE
+}
+
+/// The only item, or what all of them are together.
+fn one_or(mut items: Vec<Expr>, all: fn(Vec<Expr>) -> Expr) -> Expr {
+    if items.len() == 1 { items.remove(0) } else { all(items) }
+}
+
 /// Characters and uses of rules, with all repetitions.
 fn size(expr: &Expr) -> u64 {
     match expr {
-        Expr::Text(text) => text.chars().count() as u64,
+        // An empty text is work too.
+        Expr::Text(text) => text.chars().count().max(1) as u64,
         Expr::Class(_) | Expr::Rule(_) => 1,
         Expr::Seq(items) | Expr::Or(items) => items.iter().map(size).fold(1, u64::saturating_add),
         Expr::Repeat(item, min, max) => {

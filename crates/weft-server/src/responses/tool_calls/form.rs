@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 pub(super) const OPEN: &str = "<tool_call>";
 pub(super) const CLOSE: &str = "</tool_call>";
@@ -201,12 +201,13 @@ fn read_call(call: &Value) -> Option<(String, String)> {
     }
     let arguments = call.get("arguments").or_else(|| call.get("parameters"));
     let arguments = match arguments {
-        None | Some(Value::Null) => "{}".to_owned(),
-        Some(Value::String(text)) if text.trim().is_empty() => "{}".to_owned(),
-        Some(Value::String(text)) => super::mender::mended(text)?.to_string(),
-        Some(value) => value.to_string(),
+        None | Some(Value::Null) => Value::Object(Map::new()),
+        Some(Value::String(text)) if text.trim().is_empty() => Value::Object(Map::new()),
+        Some(Value::String(text)) => super::mender::mended(text)?,
+        Some(value) => value.clone(),
     };
-    Some((name.to_owned(), arguments))
+    // What has other arguments stays a text.
+    arguments.is_object().then(|| (name.to_owned(), arguments.to_string()))
 }
 
 #[cfg(test)]
