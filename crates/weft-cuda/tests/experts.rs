@@ -298,6 +298,9 @@ fn chosen(config: &Config, device: &mut CudaDevice, n_tokens: usize) -> Vec<f32>
     routes.chunks_exact(2 * n).take(n_tokens).flat_map(|routes| routes[..n].to_vec()).collect()
 }
 
+/// A router's weight of an expert and a column.
+type Router = fn(usize, usize) -> f32;
+
 #[test]
 fn ties_go_to_the_lower_expert() {
     if !gpu_is_there() {
@@ -305,7 +308,7 @@ fn ties_go_to_the_lower_expert() {
     }
     let config = model(300, SPREAD);
     // All equal; and the first equal to the last few, which are larger than those between.
-    let all: [(fn(usize, usize) -> f32, [f32; 4]); 2] =
+    let all: [(Router, [f32; 4]); 2] =
         [(|_, _| 0.0, [0.0, 1.0, 2.0, 3.0]), (|e, _| f32::from(e > 0 && e < 36), [0.0; 4])];
     for (i, (router, expected)) in all.into_iter().enumerate() {
         let weights = Routed::new(&config, router);
