@@ -61,12 +61,13 @@ fn a_file_that_is_no_toml_says_where() {
 }
 
 /// Values of which every flag takes at least one.
-const VALUES: [&str; 17] = [
+const VALUES: [&str; 18] = [
     "true",
     "1",
     "0.5",
     "4g",
     "10m",
+    "name=model",
     "1,2",
     "cpu",
     "graph",
