@@ -206,6 +206,7 @@ const OP_TOLERANCE: f32 = 0.02;
 /// Tokens of the test's prompt: more than the kernels for few tokens handle.
 const N_TOKENS: usize = 12;
 
+#[cfg(feature = "cuda")]
 const TEST_MODEL: &[u8] = br#"{"model_type": "qwen3", "hidden_size": 64, "num_hidden_layers": 2,
     "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32, "intermediate_size": 96,
     "vocab_size": 256, "max_position_embeddings": 64, "rope_theta": 1e6, "tie_word_embeddings": true}"#;
