@@ -6,12 +6,12 @@
 
 mod gpu;
 mod like;
-
-use std::sync::atomic::{AtomicUsize, Ordering};
+mod ways;
 
 use gpu::gpu_is_there;
 use half::bf16;
 use like::options;
+use ways::for_each;
 use weft_core::config::Config;
 use weft_core::device::{Buffer, Device, Inspect, Step};
 use weft_core::plan::plan;
@@ -22,7 +22,7 @@ use weft_core::weights::{
 use weft_cuda::{Chip, CudaDevice, Launches, Options, need};
 use weft_testing::forms::{self, Mixed};
 use weft_testing::parity::{Layout, Noise, compare, works};
-use weft_testing::{LIMITS, Work, poison, run, run_in_blocks, span, tokens};
+use weft_testing::{LIMITS, Work, poison, run_in_blocks, span, tokens};
 
 /// Those of `forms.rs`.
 const NOISE: Noise = Noise { sums: 5e-5, weights: 0.01 };
@@ -112,41 +112,7 @@ fn blocks_do_not_show(name: &str, config: &Config, device: &mut dyn Inspect) {
 
 /// Lanes alone and together, as ops and as a graph.
 fn ways_do_not_show(name: &str, config: &Config, device: &mut CudaDevice) {
-    let ops = plan(config);
-    let mut works = Vec::new();
-    for lane in 0..8 {
-        let own = span(lane * 2, 65, 0);
-        let prompt = tokens(65, 40 + lane, config.vocab);
-        device.use_launches(Launches::Ops).unwrap();
-        run_in_blocks(device, config, &prompt[..64], &[64], &own);
-        works.push(Work::new(&prompt[64..], 64, Vec::new(), own));
-    }
-    let alone: Vec<_> =
-        works.iter().flat_map(|work| run(device, &ops, std::slice::from_ref(work))).collect();
-    assert!(alone.iter().flatten().all(|logit| logit.is_finite()), "{name}");
-    for launches in [Launches::Ops, Launches::Graph] {
-        device.use_launches(launches).unwrap();
-        for round in 0..50 {
-            for n in [1, 2, 3, 4, 8] {
-                let together = run(device, &ops, &works[..n]);
-                assert!(together == alone[..n], "{name}: {n} lanes, {launches:?}, round {round}");
-            }
-        }
-    }
-}
-
-/// Runs jobs on several threads: most of the time kernels are compiled.
-fn for_each<T: Sync>(all: &[T], job: impl Fn(&T) + Sync) {
-    let next = AtomicUsize::new(0);
-    std::thread::scope(|scope| {
-        for _ in 0..6 {
-            scope.spawn(|| {
-                while let Some(one) = all.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    job(one);
-                }
-            });
-        }
-    });
+    ways::do_not_show(name, config, device, &[Launches::Ops, Launches::Graph], 50);
 }
 
 #[test]

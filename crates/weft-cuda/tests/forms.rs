@@ -5,21 +5,20 @@
 
 mod gpu;
 mod like;
-
-use std::sync::atomic::{AtomicUsize, Ordering};
+mod ways;
 
 use gpu::gpu_is_there;
 use half::bf16;
 use like::options;
+use ways::for_each;
 use weft_core::config::Config;
 use weft_core::device::{Device, Inspect};
-use weft_core::plan::plan;
 use weft_core::reference::Reference;
 use weft_core::weights::{Code, Coded, Forms, LayerTensor, Offset, Scale, Tensor, Weights};
 use weft_cuda::{CudaDevice, Launches, Options, need};
 use weft_testing::forms::{self, Mixed};
 use weft_testing::parity::{Noise, compare, works};
-use weft_testing::{LIMITS, Work, poison, run, run_in_blocks, span, tokens};
+use weft_testing::{LIMITS, poison, run_in_blocks, span, tokens};
 
 /// Sums of codes are larger than the weights that they stand for.
 const NOISE: Noise = Noise { sums: 5e-5, weights: 0.01 };
@@ -87,20 +86,6 @@ fn device(config: &Config, weights: &dyn Weights, launches: Launches) -> CudaDev
     device
 }
 
-/// Runs jobs on several threads: most of the time kernels are compiled.
-fn for_each<T: Sync>(all: &[T], job: impl Fn(&T) + Sync) {
-    let next = AtomicUsize::new(0);
-    std::thread::scope(|scope| {
-        for _ in 0..6 {
-            scope.spawn(|| {
-                while let Some(one) = all.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    job(one);
-                }
-            });
-        }
-    });
-}
-
 fn matches_the_reference(name: &str, config: &Config, weights: &dyn Weights) {
     let mut ours = device(config, weights, Launches::Graph);
     let mut theirs = Reference::<bf16>::new(config, weights, LIMITS).unwrap();
@@ -130,25 +115,8 @@ fn blocks_do_not_show(name: &str, config: &Config, device: &mut dyn Inspect) {
 
 /// Lanes run alone and together, as ops, as a graph and in the persistent kernel.
 fn ways_do_not_show(name: &str, config: &Config, device: &mut CudaDevice) {
-    let ops = plan(config);
-    let mut works = Vec::new();
-    for lane in 0..8 {
-        let own = span(lane * 2, 65, 0);
-        let prompt = tokens(65, 40 + lane, config.vocab);
-        device.use_launches(Launches::Ops).unwrap();
-        run_in_blocks(device, config, &prompt[..64], &[64], &own);
-        works.push(Work::new(&prompt[64..], 64, Vec::new(), own));
-    }
-    let alone: Vec<_> =
-        works.iter().flat_map(|work| run(device, &ops, std::slice::from_ref(work))).collect();
-    assert!(alone.iter().flatten().all(|logit| logit.is_finite()), "{name}");
-    for launches in [Launches::Ops, Launches::Graph, Launches::Persistent] {
-        device.use_launches(launches).unwrap();
-        for n in [1, 2, 3, 4, 8] {
-            let together = run(device, &ops, &works[..n]);
-            assert!(together == alone[..n], "{name}: {n} lanes, {launches:?}");
-        }
-    }
+    let all = [Launches::Ops, Launches::Graph, Launches::Persistent];
+    ways::do_not_show(name, config, device, &all, 1);
 }
 
 #[test]

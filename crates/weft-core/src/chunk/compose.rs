@@ -177,12 +177,20 @@ fn begin_piece(pieces: &mut Vec<Piece>, text: &Text<'_>, mut leading: Vec<u32>, 
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use std::collections::BTreeMap;
     use std::path::Path;
 
     use super::*;
     use crate::chunk::{TurnReuse, compose_conversation};
+
+    /// Qwen3's template, and a tokenizer for it.
+    pub(in crate::chunk) fn qwen3() -> (Template, Tokenizer) {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/prompts");
+        let template = std::fs::read_to_string(folder.join("qwen3.jinja")).unwrap();
+        let tokenizer = Tokenizer::from_file(folder.join("tokenizer.json")).unwrap();
+        (Template::new(&template, None, None).unwrap(), tokenizer)
+    }
 
     /// Composes prompts from chunks that are registered here.
     struct Desk {
@@ -193,13 +201,8 @@ mod tests {
 
     impl Desk {
         fn new() -> Self {
-            let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/prompts");
-            let template = std::fs::read_to_string(folder.join("qwen3.jinja")).unwrap();
-            Self {
-                template: Template::new(&template, None, None).unwrap(),
-                tokenizer: Tokenizer::from_file(folder.join("tokenizer.json")).unwrap(),
-                library: Library::default(),
-            }
+            let (template, tokenizer) = qwen3();
+            Self { template, tokenizer, library: Library::default() }
         }
 
         fn add(&mut self, kind: Kind, text: &str) -> ChunkId {

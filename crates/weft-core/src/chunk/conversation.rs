@@ -144,11 +144,10 @@ fn joined(pieces: &[Piece], room: usize) -> Vec<Piece> {
 
 #[cfg(test)]
 mod tests {
-    use std::path::Path;
-
     use serde_json::{Value, json};
 
     use super::*;
+    use crate::chunk::compose::tests::qwen3;
 
     /// Composes conversations with a template of Qwen3.
     struct Desk {
@@ -158,12 +157,8 @@ mod tests {
 
     impl Desk {
         fn new() -> Self {
-            let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/prompts");
-            let template = std::fs::read_to_string(folder.join("qwen3.jinja")).unwrap();
-            Self {
-                template: Template::new(&template, None, None).unwrap(),
-                tokenizer: Tokenizer::from_file(folder.join("tokenizer.json")).unwrap(),
-            }
+            let (template, tokenizer) = qwen3();
+            Self { template, tokenizer }
         }
 
         /// Composes, and checks that nothing is lost.
