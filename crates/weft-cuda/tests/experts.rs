@@ -11,18 +11,21 @@ mod ways;
 use gpu::gpu_is_there;
 use half::bf16;
 use like::options;
+use proptest::prelude::*;
+use proptest::test_runner::{Config as Cases, TestRunner};
 use ways::for_each;
 use weft_core::config::Config;
-use weft_core::device::{Buffer, Device, Inspect, Step};
+use weft_core::device::{Buffer, Device, Inspect, Limits, Step};
 use weft_core::plan::plan;
 use weft_core::reference::Reference;
 use weft_core::weights::{
     Coded, CodedRow, Form, Forms, LayerTensor, RandomWeights, Tensor, Weights, WeightsError,
 };
 use weft_cuda::{Chip, CudaDevice, Launches, Options, need};
+use weft_testing::conformance;
 use weft_testing::forms::{self, Mixed};
-use weft_testing::parity::{Layout, Noise, compare, works};
-use weft_testing::{LIMITS, Work, poison, run_in_blocks, span, tokens};
+use weft_testing::parity::{Layout, Noise, compare, sparse_shapes, works};
+use weft_testing::{LIMITS, Work, poison, run, run_in_blocks, span, tokens};
 
 /// Those of `forms.rs`.
 const NOISE: Noise = Noise { sums: 5e-5, weights: 0.01 };
@@ -129,6 +132,47 @@ fn experts_match_the_reference() {
     });
 }
 
+/// Models of any size: experts that fill tiles and units exactly, hardly, and over.
+#[test]
+fn every_op_of_sparse_models_matches_the_reference() {
+    if !gpu_is_there() {
+        return;
+    }
+    let sizes = (1_usize..600, 1_usize..4, 1_usize..6, 1_usize..66, 1_usize..600, 1_usize..400);
+    let old = prop::collection::vec((1_usize..90, 0_usize..200), 0..3);
+    let lanes = prop::collection::vec((old, 1_usize..15), 1..=3);
+    let cases = (sparse_shapes(sizes), lanes, any::<u32>());
+    for_each(&[(); 4], |()| {
+        TestRunner::new(Cases::with_cases(4))
+            .run(&cases, |(config, lanes, seed)| {
+                let weights = random(&config);
+                let mut ours = device(&config, &weights, options(LIMITS));
+                let mut theirs = Reference::<bf16>::new(&config, &weights, LIMITS).unwrap();
+                poison(&mut theirs, &config);
+                let works = works(&config, &mut theirs, &lanes, seed);
+                compare(&config, &mut ours, &mut theirs, &works, NOISE)
+            })
+            .unwrap();
+    });
+}
+
+#[test]
+fn experts_do_what_every_device_must() {
+    if !gpu_is_there() {
+        return;
+    }
+    let make_with = |config: &Config, weights: &dyn Weights, limits: Limits| -> Box<dyn Inspect> {
+        Box::new(CudaDevice::new(config, weights, options(limits)).unwrap())
+    };
+    let make = |config: &Config, limits| make_with(config, &random(config), limits);
+    conformance::experts_show_neither_cuts_nor_neighbours(&make);
+    conformance::ties_go_to_the_lower_index(&make_with);
+    let config = weft_testing::config("qwen3_moe");
+    conformance::laid_routes_match_the_reference(&make_with, &random(&config), NOISE);
+    let int4 = Mixed::new(&config, &[Coded::int(4)], |_| Some(0));
+    conformance::laid_routes_match_the_reference(&make_with, &int4, NOISE);
+}
+
 #[test]
 fn experts_of_every_form_match_the_reference() {
     if !gpu_is_there() {
@@ -205,16 +249,19 @@ fn warpgroups_do_not_show_in_experts() {
     }
 }
 
-/// Weights whose router is another one: the value of each expert's row.
+/// The values of a router, by expert and column.
+type Router = fn(usize, usize) -> f32;
+
+/// Weights whose router is another one.
 struct Routed {
     others: RandomWeights,
-    router: fn(expert: usize, column: usize) -> f32,
+    router: Router,
     hidden: usize,
     count: usize,
 }
 
 impl Routed {
-    fn new(config: &Config, router: fn(usize, usize) -> f32) -> Self {
+    fn new(config: &Config, router: Router) -> Self {
         let count = config.experts.as_ref().unwrap().count;
         Self { others: random(config), router, hidden: config.hidden, count }
     }

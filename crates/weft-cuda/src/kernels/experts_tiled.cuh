@@ -29,7 +29,7 @@ template <class W> struct ExpertWalk {
 };
 
 template <class W, int TOKENS>
-__device__ __forceinline__ void multiply_expert_gate_up_tiles(const u8 *weights, const u8 *n, const u8 *sums_of_runs, const Sorted &sorted, u16 *h) {
+__device__ __forceinline__ void multiply_expert_gate_up_tiles(const u8 *weights, const u8 *n, const u8 *sums_of_runs, const Sorted &sorted, u16 *h, u8 *placed) {
     constexpr int BLOCKS = (W::ALL_TILES * 8 + BLOCK_ROWS - 1) / BLOCK_ROWS;
     multiply_walked_tiles<W, HIDDEN_UNITS, TOKENS>(weights, BLOCKS, n, sums_of_runs, [&] { return ExpertWalk<W>(BLOCKS, sorted); },
                                                    [&](const ExpertTile &tile, u32 first_row, const float (&sums)[TOKENS / 2], u8 *memory) {
@@ -51,11 +51,18 @@ __device__ __forceinline__ void multiply_expert_gate_up_tiles(const u8 *weights,
             }
             staged.meet();
             const u32 own = staged.thread / 2, side = staged.thread % 2, position = tile.first + part * STAGED_TOKENS + own;
-            const uint4 *chunks = (const uint4 *)(memory + own * STAGED_STRIDE) + side * 2;
-            const uint4 first = chunks[0], second = chunks[1];
-            if (position < tile.end) {
-                uint4 *to = (uint4 *)(h + (u64)load_fresh(sorted.sources + position) * EXPERT_STRIDE + column) + side * 2;
-                to[0] = first, to[1] = second;
+            const u8 *from = memory + own * STAGED_STRIDE;
+            if (position < tile.end && placed) {
+                uint2 words[4];
+#pragma unroll
+                for (int i = 0; i < 4; ++i) words[i] = *(const uint2 *)(from + i * 16 + side * 8);
+                u8 *to = placed + token_row(position, column, EXPERT_STRIDE);
+                const u32 half = column / 32 % 2;
+                *(uint4 *)(to + half_chunk(position, half, side * 2)) = make_uint4(words[0].x, words[1].x, words[2].x, words[3].x);
+                *(uint4 *)(to + half_chunk(position, half, side * 2 + 1)) = make_uint4(words[0].y, words[1].y, words[2].y, words[3].y);
+            } else if (position < tile.end) {
+                uint4 *to = (uint4 *)(h + (u64)load_fresh(sorted.sources + position) * EXPERT_STRIDE + column);
+                to[side * 2] = ((const uint4 *)from)[side * 2], to[side * 2 + 1] = ((const uint4 *)from)[side * 2 + 1];
             }
             staged.meet();
         }

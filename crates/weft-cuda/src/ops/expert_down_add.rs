@@ -6,7 +6,7 @@ use crate::CudaDevice;
 use crate::driver::Argument;
 use crate::error::CudaError;
 
-/// Whether routes are sorted already: by the op before.
+/// `is_sorted` if `expert_gate_up` ran just before: it sorted the routes.
 pub(crate) fn launch(pass: &Pass<'_>, layer: u16, is_sorted: bool) -> Result<(), CudaError> {
     let CudaDevice { weights, buffers, .. } = pass.device;
     let (own, kernels) = pass.experts();
@@ -25,19 +25,23 @@ pub(crate) fn launch(pass: &Pass<'_>, layer: u16, is_sorted: bool) -> Result<(),
         pass.sort_experts(at)?;
     }
     let (routes, n_tokens) = (experts.routes_from(0), pass.counts.n_tokens);
-    let arguments: &[&dyn Argument] =
-        &[&pass.step, &experts.h.address(), &routes, &experts.sorted(), &experts.placed.address()];
-    let grid = ((n_tokens * pass.n_chosen()).div_ceil(8), 1);
-    pass.launch(&kernels.place_rows, grid, THREADS, arguments)?;
+    let placed = experts.placed.address();
+    if !pass.places_products(at, is_sorted) {
+        let (h, sorted) = (experts.h.address(), experts.sorted());
+        let arguments: &[&dyn Argument] = &[&pass.step, &h, &routes, &sorted, &placed];
+        let grid = ((n_tokens * pass.n_chosen()).div_ceil(8), 1);
+        pass.launch(&kernels.place_rows, grid, THREADS, arguments)?;
+    }
     let products = experts.products.address();
     pass.multiply_experts(&ExpertInput {
         kernels: &product.block,
         layer: at,
         matrix,
         rows: pass.device.config.hidden,
-        from: experts.placed.address(),
+        from: placed,
         columns: experts.h.stride(),
         to: products,
+        placed: None,
     })?;
     let arguments: &[&dyn Argument] = &[&pass.step, &routes, &products, &buffers.x.address()];
     pass.launch(&kernels.sum, (n_tokens, 1), THREADS, arguments)

@@ -3,11 +3,12 @@
 use super::experts::ExpertInput;
 use super::{Pass, THREADS};
 use crate::CudaDevice;
-use crate::driver::Argument;
+use crate::driver::{Address, Argument};
 use crate::error::CudaError;
 use crate::shape::TILE_ROWS;
 
-pub(crate) fn launch(pass: &Pass<'_>, layer: u16) -> Result<(), CudaError> {
+/// If `expert_down_add` follows, h need not be in the order of routes.
+pub(crate) fn launch(pass: &Pass<'_>, layer: u16, is_followed: bool) -> Result<(), CudaError> {
     let CudaDevice { weights, buffers, .. } = pass.device;
     let (own, kernels) = pass.experts();
     let at = usize::from(layer);
@@ -33,6 +34,8 @@ pub(crate) fn launch(pass: &Pass<'_>, layer: u16) -> Result<(), CudaError> {
     ];
     let grid = (pass.counts.n_tokens.div_ceil(8), 1);
     pass.launch(&kernels.place_norms, grid, THREADS, arguments)?;
+    let is_placed = pass.places_products(at, is_followed);
+    let placed = if is_placed { experts.placed.address() } else { Address::NULL };
     pass.multiply_experts(&ExpertInput {
         kernels: &product.block,
         layer: at,
@@ -41,5 +44,6 @@ pub(crate) fn launch(pass: &Pass<'_>, layer: u16) -> Result<(), CudaError> {
         from: experts.norms.address(),
         columns: buffers.x.stride(),
         to: experts.h.address(),
+        placed: Some(placed),
     })
 }

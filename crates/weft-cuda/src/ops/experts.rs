@@ -26,7 +26,10 @@ pub(super) struct ExpertInput<'a> {
     pub(super) from: Address,
     /// Columns of the input, padded.
     pub(super) columns: usize,
+    /// Rows of routes.
     pub(super) to: Address,
+    /// Where warpgroups store rows by position instead; only `expert_gate_up` does.
+    pub(super) placed: Option<Address>,
 }
 
 impl Pass<'_> {
@@ -82,6 +85,14 @@ impl Pass<'_> {
         kernel.launch(&self.device.gpu, launch, arguments)
     }
 
+    /// Whether the products of `expert_gate_up` are stored where `expert_down_add` reads them: if it
+    /// comes next, and if warpgroups multiply.
+    pub(super) fn places_products(&self, layer: usize, is_followed: bool) -> bool {
+        let (own, kernels) = self.experts();
+        let block = &kernels.gate_up[own.gate_up.of(layer)].block;
+        is_followed && matches!(block, BlockProduct::Warpgroups { .. })
+    }
+
     /// Sorts the routes of all tokens by expert.
     pub(super) fn sort_experts(&self, layer: usize) -> Result<(), CudaError> {
         let (_, kernels) = self.experts();
@@ -121,7 +132,7 @@ impl Pass<'_> {
 
     /// Multiplies tokens that are sorted by expert, each with the matrix of its expert.
     pub(super) fn multiply_experts(&self, product: &ExpertInput<'_>) -> Result<(), CudaError> {
-        let ExpertInput { kernels, layer, matrix, rows, from, columns, to } = *product;
+        let ExpertInput { kernels, layer, matrix, rows, from, columns, to, .. } = *product;
         let (buffers, shape) = (&self.device.buffers, &self.device.shape);
         let (own, _) = self.experts();
         let n_tokens = self.counts.n_tokens;
@@ -145,8 +156,9 @@ impl Pass<'_> {
                     self.launch(kernel, (squares, units / WARPS), THREADS, arguments)?;
                 }
                 let kernel = &kernels[self.tile_width(layer)];
-                let arguments: &[&dyn Argument] = &[&matrix, &from, &sums, &sorted, &to];
-                self.launch(kernel, (2 * shape.tiled_clusters(), 1), TILED_THREADS, arguments)
+                let mut arguments: Vec<&dyn Argument> = vec![&matrix, &from, &sums, &sorted, &to];
+                arguments.extend(product.placed.as_ref().map(|placed| placed as &dyn Argument));
+                self.launch(kernel, (2 * shape.tiled_clusters(), 1), TILED_THREADS, &arguments)
             }
         }
     }

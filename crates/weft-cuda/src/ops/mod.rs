@@ -140,7 +140,10 @@ impl Pass<'_> {
                 Op::NormGateUp { layer } => norm_gate_up::launch(self, layer),
                 Op::DownAdd { layer } => down_add::launch(self, layer),
                 Op::NormRoute { layer } => norm_route::launch(self, layer),
-                Op::ExpertGateUp { layer } => expert_gate_up::launch(self, layer),
+                Op::ExpertGateUp { layer } => {
+                    let is_followed = next == Some(&Op::ExpertDownAdd { layer });
+                    expert_gate_up::launch(self, layer, is_followed)
+                }
                 Op::ExpertDownAdd { layer } => {
                     let before = i.checked_sub(1).map(|i| ops[i]);
                     let is_sorted = before == Some(Op::ExpertGateUp { layer });
