@@ -2,7 +2,7 @@
 
 use crate::driver::Kernel;
 use crate::error::CudaError;
-use crate::experts::ExpertCut;
+use crate::experts::{ExpertCut, ROUTER_TOKENS};
 use crate::kernels::BlockProduct;
 use crate::matrices::{TileForms, Variants};
 use crate::modules::Modules;
@@ -19,6 +19,7 @@ pub(crate) struct ExpertProduct {
 /// The kernels of a model that has experts.
 pub(crate) struct ExpertKernels {
     pub(crate) norm_route: Kernel,
+    pub(crate) norm_route_block: Kernel,
     pub(crate) choose: Kernel,
     pub(crate) count: Kernel,
     pub(crate) lay: Kernel,
@@ -46,7 +47,15 @@ impl ExpertKernels {
         };
         let routing = modules.of("ops/norm_route.cu");
         let sorting = |name: &str| modules.of("ops/sort_experts.cu").kernel(name, 0);
+        let norm_route_block = match shape.is_tiled() {
+            true => {
+                let name = format!("norm_route_tiled_{ROUTER_TOKENS}");
+                modules.of("ops/norm_route_tiled.cu").kernel(&name, TILED_SHARED)
+            }
+            false => routing.kernel("norm_route_block", shape.block_ring_bytes()),
+        };
         Some(Self {
+            norm_route_block,
             norm_route: routing.kernel("norm_route", own.router.ring_bytes()),
             choose: routing.kernel("choose_experts", 0),
             count: sorting("count_experts"),

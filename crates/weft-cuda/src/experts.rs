@@ -31,6 +31,9 @@ const SUMS_BYTES: usize = 17 << 10;
 /// Groups of tiles of a block: no bound that the kernels could use.
 const MANY: usize = 1 << 16;
 
+/// Tokens of a tile of the router's product by warpgroups: it has few rows, so tiles are small.
+pub(crate) const ROUTER_TOKENS: usize = 64;
+
 /// How the matrices of a layer's experts are cut for a few tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ExpertCut {
@@ -298,6 +301,12 @@ fn described(own: &ExpertShape, shape: &Shape) -> String {
     };
     line(matrix("RouterMatrix", &PLAIN, &own.router.constants()));
     let matrices = &shape.matrices;
+    let (by_warps, by_groups) = match matrices.is_tiled(&PLAIN) {
+        true => (String::new(), format!(" X(, RouterMatrix, {ROUTER_TOKENS})")),
+        false => (" X(, RouterMatrix)".to_owned(), String::new()),
+    };
+    line(format!("#define ROUTER_BLOCK_MATRICES(X){by_warps}"));
+    line(format!("#define ROUTER_TILED_KERNELS(X){by_groups}"));
     for (name, of, all) in [
         ("EXPERT_GATE_UP", "ExpertGateUpMatrix", &own.gate_up),
         ("EXPERT_DOWN", "ExpertDownMatrix", &own.down),

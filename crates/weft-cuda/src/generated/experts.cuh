@@ -15,6 +15,8 @@ constexpr int LAY_EXPERTS_THREADS = 1024;
 struct RouterMatrix : OneForm<Plain> {
     static constexpr int TILES = 1, ALL_TILES = 16, STAGES = 1, OWN = 1, IN_FLIGHT = 1, CHAINS = 1;
 };
+#define ROUTER_BLOCK_MATRICES(X)
+#define ROUTER_TILED_KERNELS(X) X(, RouterMatrix, 64)
 struct ExpertGateUpMatrix : OneForm<Plain> {
     static constexpr int TILES = 2, ALL_TILES = 192, STAGES = 12, OWN = 65536, IN_FLIGHT = 4, CHAINS = 1, BLOCKS = 1, EXPERT_BYTES = 3145728;
 };

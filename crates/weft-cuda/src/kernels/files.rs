@@ -54,6 +54,7 @@ pub(super) const EXPERTS: &[(Stage, (&str, &str))] = &kernel_files![
     Prompt: "ops/sort_experts.cu",
 ];
 pub(super) const EXPERTS_TILED: &[(Stage, (&str, &str))] = &kernel_files![
+    Prompt: "ops/norm_route_tiled.cu",
     Prompt: "ops/expert_gate_up_tiled.cu",
     Prompt: "ops/expert_down_add_tiled.cu",
 ];

@@ -1,12 +1,14 @@
 #include "generated/experts.cuh"
+#include "kernels/coded_block.cuh"
 #include "kernels/matvec.cuh"
 #include "kernels/routing.cuh"
 
-// Computes   n = rms_norm(x); logits = n * W_router, for eight tokens in each row of the grid.
-// Layout     weights: packed in units; norm: bf16 [HIDDEN_STRIDE]; x: bf16 [tokens][HIDDEN_STRIDE];
-//            logits: f32 [tokens][EXPERTS].
+// Computes   n = rms_norm(x); logits = n * W_router, for eight tokens in each row of the grid;
+//            `_block` for blocks of tokens, of which n is already there.
+// Layout     weights: packed in units; norm: bf16 [HIDDEN_STRIDE]; x, n: bf16
+//            [tokens][HIDDEN_STRIDE]; logits: f32 [tokens][EXPERTS].
 // Work split a block owns tiles of eight experts, a warp an eighth of the columns (matvec.cuh), and
-//            every block normalises x for itself.
+//            every block normalises x for itself; or 128 tokens x 128 experts (matmul.cuh).
 // Rounding   n as RMSNorm rounds; logits never.
 // Moves      the router once, then from L2: bound by the launch.
 extern "C" __global__ void MATVEC_BOUNDS(HIDDEN_UNITS)
@@ -23,6 +25,19 @@ norm_route(Step step, const u8 *weights, const uint4 *norm, const u16 *x, float 
         }
     });
 }
+
+#define NORM_ROUTE_BLOCK(SUFFIX, W)                                                                              \
+    extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, 1)                                               \
+    norm_route_block##SUFFIX(Step step, const u8 *weights, const u16 *n, float *logits) {                        \
+        multiply_matrix_block<W, HIDDEN_UNITS>(weights, n, HIDDEN_STRIDE, n_tokens(step),                        \
+                                               [&](u32 token, u32 tile, u32 column, const float (&sums)[4][2]) { \
+            for (int i = 0; i < 8; ++i) {                                                                        \
+                const u32 expert = (tile + i / 2) * 8 + column + i % 2;                                          \
+                if (expert < EXPERTS) logits[(u64)token * EXPERTS + expert] = sums[i / 2][i % 2];                \
+            }                                                                                                    \
+        });                                                                                                      \
+    }
+ROUTER_BLOCK_MATRICES(NORM_ROUTE_BLOCK)
 
 // Computes   the routes of tokens from the router's logits. In a graph of few tokens the kernels of
 //            experts choose for themselves.
