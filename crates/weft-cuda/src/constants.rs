@@ -84,6 +84,7 @@ pub(crate) fn header(config: &Config, shape: &Shape) -> String {
         ("TILE_QUERIES", shape.tile_queries()),
         ("TILE_THREADS", ops::attend::TILE_THREADS),
         ("LAY_THREADS", ops::attend::LAY_THREADS),
+        ("STORED_HEADS", ops::rope_store::STORED_HEADS),
         ("VALUE_TOKENS", ops::rope_store::VALUE_TOKENS),
         ("VALUE_THREADS", ops::rope_store::VALUE_THREADS),
         ("SENT_ROW", buffers::sent_row(shape.dim)),

@@ -43,8 +43,8 @@ pub(crate) struct ExpertCut {
     stage_bytes: usize,
     /// Blocks of the grid.
     pub(crate) blocks: usize,
-    /// Whether two blocks share a multiprocessor: those of the next kernel bring their weights
-    /// while these compute.
+    /// Whether two blocks share a multiprocessor, of this kernel or of the next one, which then
+    /// bring their weights while these compute.
     is_shared: bool,
     /// Bytes of one expert's matrix.
     pub(crate) expert_bytes: usize,
@@ -58,7 +58,8 @@ struct Wanted<'a> {
     columns: usize,
     forms: &'a TileForms,
     tiles: usize,
-    blocks: usize,
+    /// Blocks, if one has a multiprocessor and if two share it.
+    blocks: [usize; 2],
     /// Shared memory that the kernel declares, and that it takes besides the ring.
     static_bytes: usize,
     input_bytes: usize,
@@ -91,7 +92,7 @@ impl ExpertCut {
             // Barriers are few, and more would only wait.
             stages: stages.min(32),
             stage_bytes: stage.bytes,
-            blocks,
+            blocks: blocks[usize::from(is_shared)],
             is_shared,
             expert_bytes: forms.bytes(rows, columns),
             input_bytes,
@@ -222,7 +223,9 @@ impl Sizes {
             columns: config.hidden,
             forms,
             tiles: 2,
-            blocks: self.n_sms,
+            // Two of its blocks hide each other's waiting; a block of the next kernel would start
+            // sooner beside one, which gains less.
+            blocks: [self.n_sms, 2 * self.n_sms],
             static_bytes: SUMS_BYTES + self.distinct_bytes,
             input_bytes: 0,
             may_share: self.may_share,
@@ -240,7 +243,7 @@ impl Sizes {
             columns: experts.intermediate,
             forms,
             tiles,
-            blocks: groups.div_ceil(groups.div_ceil(self.n_sms)),
+            blocks: [groups.div_ceil(groups.div_ceil(self.n_sms)); 2],
             static_bytes: SUMS_BYTES + self.distinct_bytes + products,
             input_bytes: self.input_rows * padded(experts.intermediate) * 2,
             may_share: self.may_share,
@@ -368,7 +371,7 @@ mod tests {
         assert!(both + 2 * OF_THE_SYSTEM <= Chip::HOPPER.shared_bytes + OF_THE_SYSTEM, "{both}");
         // All of a block's weights of eight experts are on their way before their input is there.
         assert_eq!((down.stages, down.tiles, down.blocks), (16, 2, 128));
-        assert_eq!(gate_up.blocks, Chip::HOPPER.n_sms);
+        assert_eq!(gate_up.blocks, 2 * Chip::HOPPER.n_sms);
     }
 
     #[test]

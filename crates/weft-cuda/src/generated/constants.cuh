@@ -62,6 +62,7 @@ constexpr int SECTION_PAGES = 4;
 constexpr int TILE_QUERIES = 128;
 constexpr int TILE_THREADS = 128;
 constexpr int LAY_THREADS = 128;
+constexpr int STORED_HEADS = 4;
 constexpr int VALUE_TOKENS = 32;
 constexpr int VALUE_THREADS = 128;
 constexpr int SENT_ROW = 136;

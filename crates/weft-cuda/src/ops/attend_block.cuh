@@ -41,21 +41,43 @@ __device__ __forceinline__ void find_positions(int (&positions)[2], const Step &
     }
 }
 
-// A warp's 16 queries from row `first` on, rotated for a section that is `moved` from its home.
-__device__ __forceinline__ void turn_queries(Interleaved (&queries)[DIM_UNITS], u16 (*turned)[TURNED_STRIDE], int first, const Step &step,
+// Turns a warp's 16 queries, from row `first` of the tile on, for a section that is `moved` from its
+// home, and puts them: `put(query, dimension, value)`. A lane has the `positions` of queries lane / 4
+// and lane / 4 + 8. Four are asked for at once: each batch takes as long as a load from L2.
+template <class Put>
+__device__ __forceinline__ void turn_rows(int first, const int (&positions)[2], const QueryTile &tile, const float2 *rope, const u16 *q, int kv_head,
+                                          int moved, int lane, Put put) {
+    constexpr int AT_ONCE = 4;
+    const int n_rows = tile.n_tokens * GROUP;
+#pragma unroll 1
+    for (int from = 0; from < 16; from += AT_ONCE) {
+        Head heads[AT_ONCE];
+        Turn turns[AT_ONCE];
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; ++i) {
+            const int r = from + i, row = min(first + r, n_rows - 1);
+            heads[i] = load_head(q + (u64)(tile.first_token + row / GROUP) * Q_WIDTH + (kv_head * GROUP + row % GROUP) * HEAD_DIM, lane);
+            const int position = __shfl_sync(FULL, r < 8 ? positions[0] : positions[1], r % 8 * 4);
+            turns[i] = load_turn(rope, max(position + moved, 0), lane);
+        }
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; ++i) {
+            const int r = from + i;
+            const bool is_there = first + r < n_rows;
+            for (int d = lane; d < DIM; d += 32)
+                if (!is_there || d >= HEAD_DIM) put(r, d, 0);
+            rotate_head(heads[i], turns[i]);
+            if (is_there) each_dimension(heads[i], lane, [&](int d, u16 value) { put(r, d, value); });
+        }
+    }
+}
+
+// The same, as fragments of products.
+__device__ __forceinline__ void turn_queries(Interleaved (&queries)[DIM_UNITS], u16 (*turned)[TURNED_STRIDE], int first, const int (&positions)[2],
                                              const QueryTile &tile, const float2 *rope, const u16 *q, int kv_head, int moved, int lane) {
     const int c = lane % 4;
     __syncwarp();
-    for (int r = 0; r < 16; ++r) {
-        const u32 token = (first + r) / GROUP;
-        for (int d = lane; d < DIM; d += 32)
-            if (token >= tile.n_tokens || d >= HEAD_DIM) turned[r][d] = 0;
-        if (token >= tile.n_tokens) continue;
-        const u32 t = tile.first_token + token;
-        Head head = load_head(q + (u64)t * Q_WIDTH + (kv_head * GROUP + (first + r) % GROUP) * HEAD_DIM, lane);
-        rotate_head(head, load_turn(rope, max((int)step.positions[t] + moved, 0), lane));
-        each_dimension(head, lane, [&](int d, u16 value) { turned[r][d] = value; });
-    }
+    turn_rows(first, positions, tile, rope, q, kv_head, moved, lane, [&](int r, int d, u16 value) { turned[r][d] = value; });
     __syncwarp();
 #pragma unroll
     for (int unit = 0; unit < DIM_UNITS; ++unit)
