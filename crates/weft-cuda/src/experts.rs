@@ -317,7 +317,9 @@ fn described(own: &ExpertShape, shape: &Shape) -> String {
         let mut cases = String::new();
         for (i, (forms, cut)) in all.all.iter().enumerate() {
             let suffix = Variants::<ExpertCut>::suffix(i);
-            line(matrix(&format!("{of}{suffix}"), forms, &cut.constants()));
+            let ids = [("ID", i), ("IS_LAST", usize::from(i + 1 == all.all.len()))];
+            let numbers = [&cut.constants()[..], &ids].concat();
+            line(matrix(&format!("{of}{suffix}"), forms, &numbers));
             write!(cases, " X({suffix}, {of}{suffix})").expect("strings take all");
         }
         line(format!("#define {name}_MATRICES(X){cases}"));

@@ -36,9 +36,6 @@ pub(crate) fn is_compiled(config: &Config, shape: &Shape, launches: Launches) ->
 }
 
 fn refusal(config: &Config, shape: &Shape) -> Option<String> {
-    if config.experts.is_some() {
-        return Some("the model has experts, which only the graph computes".to_owned());
-    }
     let shared = SharedMemory::new(config, shape, shape.chip.shared_bytes);
     let too_few = shape.chip.n_sms < config.kv_heads;
     shared.refusal().or_else(|| too_few.then(|| "fewer multiprocessors than KV heads".to_owned()))
