@@ -187,12 +187,17 @@ __device__ __forceinline__ u16 *place_of(const Step &step, const Attended &to, u
 __device__ __forceinline__ void leave_part(const float (&acc)[DIM_TILES][4], const float (&m)[2], const float (&own_l)[2], const Step &step, const QueryTile &tile, u32 s, const int (&rows)[2],
                                            int kv_head, const Attended &to, int lane) {
     const int c = lane % 4;
+    u32 n_parts[2], first[2];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+        const u32 *own = step.partials + (tile.first_token + min((u32)rows[i] / GROUP, tile.n_tokens - 1)) * 4;
+        n_parts[i] = own[0], first[i] = own[1];
+    }
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
         const float l = quad_sum(own_l[i]);
-        const u32 token = tile.first_token + rows[i] / GROUP;
-        if (rows[i] / GROUP >= tile.n_tokens || s >= step.partials[token * 4]) continue;
-        const u64 at = (u64)(step.partials[token * 4 + 1] + s) * HEADS + kv_head * GROUP + rows[i] % GROUP;
+        if (rows[i] / GROUP >= tile.n_tokens || s >= n_parts[i]) continue;
+        const u64 at = (u64)(first[i] + s) * HEADS + kv_head * GROUP + rows[i] % GROUP;
 #pragma unroll
         for (int t = 0; t < DIM_TILES; ++t)
             *(float2 *)(to.sums + at * DIM + t * 8 + c * 2) = make_float2(acc[t][i * 2], acc[t][i * 2 + 1]);
