@@ -25,7 +25,7 @@ use weft_cuda::{Chip, CudaDevice, Launches, Options, need};
 use weft_testing::conformance;
 use weft_testing::forms::{self, Mixed};
 use weft_testing::parity::{Layout, Noise, compare, sparse_shapes, works};
-use weft_testing::{LIMITS, Work, poison, run, run_in_blocks, span, tokens};
+use weft_testing::{LIMITS, Work, poison, run_in_blocks, span, tokens};
 
 /// Those of `forms.rs`.
 const NOISE: Noise = Noise { sums: 5e-5, weights: 0.01 };
@@ -310,9 +310,6 @@ fn chosen(config: &Config, device: &mut CudaDevice, n_tokens: usize) -> Vec<f32>
     let routes = device.read(Buffer::Routes);
     routes.chunks_exact(2 * n).take(n_tokens).flat_map(|routes| routes[..n].to_vec()).collect()
 }
-
-/// A router's weight of an expert and a column.
-type Router = fn(usize, usize) -> f32;
 
 #[test]
 fn ties_go_to_the_lower_expert() {
