@@ -208,6 +208,11 @@ impl Reader<'_> {
     ) -> Result<(Memory, Memory, Memory), CudaError> {
         use LayerTensor as T;
         let own = self.shape.experts.as_ref().expect("the model has experts");
+        if own.on_host {
+            let none = || Memory::new(self.gpu, "weights", 0);
+            let router = self.matrix(Tensor::Layer(layer, T::Router), &PLAIN)?;
+            return Ok((router, none()?, none()?));
+        }
         let (hidden, width) = (self.config.hidden, experts.intermediate);
         let tensor = |kind| Tensor::Layer(layer, kind);
         let at = usize::from(layer);
