@@ -13,7 +13,8 @@ Every round runs each program once. The file holds the command, the commits, the
 samples, and a row for each test of each program. With `--gguf`, weft and llama.cpp read the same
 files, and a row's form is the name of its file; with `--same` these files are written here, one for
 each form; otherwise weft reads bf16. `--cores` pins both programs, with a thread on each core.
-`--llama-bench` takes a path to the program and needs numpy (the GGUF files are written here); `--transformers` takes ways, torch.compile's mode
+`--llama-bench` takes a path to the program and needs numpy (the GGUF files are written here);
+`--transformers` takes ways, torch.compile's mode
 after a colon, and needs torch and transformers 5; `--megakernel` takes a checkout of
 github.com/AlpinDale/qwen_megakernel and needs nvcc as well. All are optional.
 """

@@ -72,7 +72,8 @@ class Turns(Folder):
 
     def test_both_read_one_file_and_run_on_the_same_cores(self) -> None:
         # The command has the package's name, so it is loaded by its path.
-        spec = importlib.util.spec_from_file_location("front", Path(__file__).parents[1] / "peers.py")
+        path = Path(__file__).parents[1] / "peers.py"
+        spec = importlib.util.spec_from_file_location("front", path)
         front = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(front)
         (self.folder / "q4_0.gguf").write_text("GGUF")

@@ -161,8 +161,8 @@ fn describe(llm: &Llm, no_gpu: &str, start: Instant) -> String {
         format!(" · draft model {}", size::bytes(draft.need.total()))
     });
     format!(
-        "{} {} · {}{details}{no_gpu}{tested} · {} of weights + {} of KV + {} of scratch = {}{experts}, context {}{draft} · \
-         loaded in {:.1} s",
+        "{} {} · {}{details}{no_gpu}{tested} · {} of weights + {} of KV + {} of scratch = {}{experts}, \
+         context {}{draft} · loaded in {:.1} s",
         config.family,
         size::count(weft_core::weights::parameters(config)),
         llm.device(),

@@ -2,7 +2,8 @@
 //! host, which computes the experts, and the rows come back.
 //!
 //! The host must know the choice before it can begin, and the next op needs the result, so both
-//! processors take turns. Ops are launched one by one: a recorded graph could not wait for the host.
+//! processors take turns. Ops are launched one by one, because a recorded graph does not wait for the
+//! host.
 
 use std::cell::RefCell;
 use std::sync::Arc;
