@@ -166,6 +166,7 @@ fn load(id: &str, model: Model, served: &ServedModels) -> Result<Loaded, CliErro
         on_gpu: engine.device().kv_family().starts_with("CUDA"),
         has_gpu: weft_cuda::probe().is_ok(),
         kernels: resident::kernels(args.device.kernels),
+        experts: resident::experts(args.device.experts),
         context: engine.context(),
         default_context: DEFAULT_CONTEXT.min(model.config.max_positions),
         no_cache: cache.no_cache,

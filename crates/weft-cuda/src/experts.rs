@@ -127,6 +127,8 @@ pub(crate) struct ExpertShape {
     pub(crate) down: Variants<ExpertCut>,
     /// Rows of the experts' input that `expert_down_add` holds at once.
     input_rows: usize,
+    /// Whether the experts lie in main memory, and the GPU only chooses them.
+    pub(crate) on_host: bool,
 }
 
 impl ExpertShape {
@@ -167,16 +169,17 @@ impl ExpertShape {
                 ExpertCut::new(&sizes.down(config, experts, forms), chip)
             })?,
             input_rows: sizes.input_rows,
+            on_host: false,
             experts: experts.clone(),
         }))
     }
 
-    /// Bytes of the matrices of all layers' experts, and of their routers.
+    /// Bytes of the matrices of all layers' experts that are here, and of their routers.
     pub(crate) fn matrix_bytes(&self, config: &Config) -> usize {
         let of_layer = |layer: usize| {
             let cuts = [&self.gate_up, &self.down].map(|all| all.cut(layer).expert_bytes);
-            cuts.iter().sum::<usize>() * self.experts.count
-                + PLAIN.bytes(self.experts.count, config.hidden)
+            let count = if self.on_host { 0 } else { self.experts.count };
+            cuts.iter().sum::<usize>() * count + PLAIN.bytes(self.experts.count, config.hidden)
         };
         (0..config.layers).filter(|layer| self.gate_up.has(*layer)).map(of_layer).sum()
     }

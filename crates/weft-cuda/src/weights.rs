@@ -206,10 +206,16 @@ impl Reader<'_> {
         layer: u16,
         experts: &Experts,
     ) -> Result<(Memory, Memory, Memory), CudaError> {
+        let router = self.matrix(Tensor::Layer(layer, LayerTensor::Router), &PLAIN)?;
+        let own = self.shape.experts.as_ref().expect("the model has experts");
+        if own.on_host {
+            let none = || Memory::new(self.gpu, "weights", 0);
+            return Ok((router, none()?, none()?));
+        }
         let packer = self.packer();
         let gate_up = self.upload_all(&packer.expert_gate_up(layer, experts)?)?;
         let down = self.upload_all(&packer.expert_down(layer, experts)?)?;
-        Ok((self.matrix(Tensor::Layer(layer, LayerTensor::Router), &PLAIN)?, gate_up, down))
+        Ok((router, gate_up, down))
     }
 
     /// Copies matrices of one size to the GPU, one after the other.

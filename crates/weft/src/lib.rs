@@ -52,7 +52,7 @@ pub use self::answer::{Answer, Stream};
 #[cfg(feature = "bundled")]
 pub use self::bundled::bundled_model;
 pub use self::chat::Chat;
-pub use self::device::DeviceChoice;
+pub use self::device::{DeviceChoice, ExpertsPlace};
 pub use self::error::Error;
 pub use self::llm::Llm;
 pub use self::open::{DEFAULT_CONTEXT, Options};

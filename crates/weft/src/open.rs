@@ -13,7 +13,7 @@ use weft_core::model::Model;
 use weft_core::store::Store;
 use weft_core::weights::{Coded, CodedRow, Form, Forms, Tensor, Weights, WeightsError};
 
-use crate::device::{Chosen, DeviceChoice, DeviceOptions, Tested};
+use crate::device::{Chosen, DeviceChoice, DeviceOptions, ExpertsPlace, Tested};
 use crate::error::Error;
 use crate::llm::Llm;
 use crate::memory::{CONTEXTS, MemoryPlan, Room, check_fit_together, default_ram_cache};
@@ -80,6 +80,7 @@ impl Options {
         Self {
             device_options: DeviceOptions {
                 device: DeviceChoice::Auto,
+                experts: ExpertsPlace::Device,
                 #[cfg(feature = "cuda")]
                 launches: weft_cuda::Launches::Auto,
             },
@@ -101,6 +102,13 @@ impl Options {
     /// Sets the device.
     pub fn device(mut self, device: DeviceChoice) -> Self {
         self.device_options.device = device;
+        self
+    }
+
+    /// Sets where the experts of a mixture of experts lie. In main memory, beside a GPU that runs
+    /// the rest, they need no GPU memory, and answers take longer.
+    pub fn experts(mut self, place: ExpertsPlace) -> Self {
+        self.device_options.experts = place;
         self
     }
 
@@ -242,7 +250,7 @@ impl Options {
         };
         let chosen = self.device_options.choose(&model.config)?;
         let load = |chosen| self.load_onto(chosen, &model, draft.as_ref());
-        let (loaded, tested) = chosen.test_beside(|| load(chosen))?;
+        let (loaded, tested) = chosen.test_beside(&model.config, || load(chosen))?;
         if let Tested::Failed(reason) = &tested {
             self.progress.report(Event::SelfTestFailed { reason });
         }
@@ -305,7 +313,8 @@ impl Options {
     ) -> Result<(Chosen, MemoryPlan), Error> {
         let config = &draft.config;
         let is_reference = matches!(chosen, Chosen::Reference);
-        let chosen = if is_reference { chosen } else { self.device_options.choose(config)? };
+        let whole = DeviceOptions { experts: ExpertsPlace::Device, ..self.device_options };
+        let chosen = if is_reference { chosen } else { whole.choose(config)? };
         // A draft model with fewer positions drafts the beginning of long contexts alone.
         let context = room.context.min(config.max_positions);
         let room = Room { context, kv_memory: None, ..*room };

@@ -32,6 +32,7 @@ use crate::plan::{Op, plan};
 use crate::prompt::Template;
 use crate::sampling::{Choice, Sampler};
 use crate::tokenizer::Tokenizer;
+use crate::weights::Forms;
 
 pub use self::batch::Completion;
 pub use self::chunks::{PiecePreview, Preview};
@@ -133,6 +134,7 @@ impl Engine {
         );
         let shape = RowShape::new(&model.config, device.dtype());
         let fingerprint = model.fingerprint(&device.kv_family());
+        let forms = Forms::of(&*model.weights, &model.config);
         Self {
             plan: plan(&model.config),
             tokenizer: Arc::clone(&model.tokenizer),
@@ -141,6 +143,7 @@ impl Engine {
             vocab: model.tokenizer.vocab_size() as usize,
             cache: Cache::new(fingerprint, shape, limits.pages, tiers),
             library: Library::default(),
+            speculating: Speculating::new(&model.config, &forms, device.dtype()),
             device,
             lanes: Vec::with_capacity(MAX_LANES),
             next_id: 0,
@@ -148,7 +151,6 @@ impl Engine {
             reach: 0,
             keeps: true,
             states: Vec::new(),
-            speculating: Speculating::new(&model.config),
         }
     }
 
