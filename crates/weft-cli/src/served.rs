@@ -173,6 +173,7 @@ fn load(id: &str, model: Model, served: &ServedModels) -> Result<Loaded, CliErro
         kv_memory: cache.kv_memory,
         ram_cache: cache.ram_cache,
         disk_cache: cache.disk_cache,
+        stored_rows: cache.stored_rows.unwrap_or_default(),
         remote: cache.remote.remote.clone(),
     };
     let identity = Identity::of_server(args, cache, about);

@@ -47,6 +47,7 @@ pub use weft_core;
 pub use weft_core::chunk::{Repair, Report, Reuse};
 pub use weft_core::engine::{FinishReason, Speculate, Speculation, Stats};
 pub use weft_core::retrieval::embedding;
+pub use weft_core::store::StoredRows;
 
 pub use self::answer::{Answer, Stream};
 #[cfg(feature = "bundled")]

@@ -10,7 +10,7 @@ use weft_core::device::Inspect;
 use weft_core::engine::{Engine, RemoteTier, Speculate, Tiers, check_draft_tokenizer};
 use weft_core::hub::{self, HubEnv, ModelRef};
 use weft_core::model::Model;
-use weft_core::store::Store;
+use weft_core::store::{Store, StoredRows};
 use weft_core::weights::{Coded, CodedRow, Form, Forms, Tensor, Weights, WeightsError};
 
 use crate::device::{Chosen, DeviceChoice, DeviceOptions, ExpertsPlace, Tested};
@@ -49,6 +49,7 @@ pub struct Options {
     ram_cache: Option<u64>,
     disk_cache: Option<(PathBuf, u64)>,
     remote: Option<Arc<dyn RemoteTier>>,
+    stored_rows: StoredRows,
     speculate: Speculate,
     draft: Option<Draft>,
     progress: Box<dyn Progress>,
@@ -93,6 +94,7 @@ impl Options {
             ram_cache: None,
             disk_cache: None,
             remote: None,
+            stored_rows: StoredRows::Full,
             speculate: Speculate::Auto,
             draft: None,
             progress: Box::new(Silent),
@@ -177,6 +179,13 @@ impl Options {
         self
     }
 
+    /// Sets how the KV rows of approximate reuse are stored on disk and in the remote store. The
+    /// default is [`StoredRows::Full`].
+    pub fn stored_rows(mut self, rows: StoredRows) -> Self {
+        self.stored_rows = rows;
+        self
+    }
+
     /// Sets how much answers are drafted, if a question does not say. Drafts change the speed of an
     /// answer and nothing else.
     pub fn speculate(mut self, speculate: Speculate) -> Self {
@@ -257,7 +266,7 @@ impl Options {
         let OnDevice { memory, device, draft: draft_device } =
             loaded.map_or_else(|| load(Chosen::Reference), Ok)?;
         self.progress.report(Event::Loaded);
-        let (tiers, warning) = self.tiers();
+        let (tiers, warning) = self.tiers(&model.config);
         let mut engine = Engine::with_tiers(&model, device, tiers);
         engine.set_speculation(self.speculate);
         let (draft_memory, draft_device) = draft_device.unzip();
@@ -341,7 +350,7 @@ impl Options {
 
     /// If the folder cannot be used, there is a warning and no disk tier: answers take longer, and
     /// stay the same.
-    fn tiers(&self) -> (Tiers, Option<String>) {
+    fn tiers(&self, config: &Config) -> (Tiers, Option<String>) {
         let ram_bytes = self.ram_cache.unwrap_or_else(default_ram_cache);
         let (store, warning) = match &self.disk_cache {
             None | Some((_, 0)) => (None, None),
@@ -350,7 +359,8 @@ impl Options {
                 Err(error) => (None, Some(format!("KV rows are not saved on disk: {error}"))),
             },
         };
-        (Tiers { ram_bytes, store, remote: self.remote.clone() }, warning)
+        let stored_rows = self.stored_rows.form(config.head_dim);
+        (Tiers { ram_bytes, store, remote: self.remote.clone(), stored_rows }, warning)
     }
 }
 

@@ -6,6 +6,7 @@ use std::time::UNIX_EPOCH;
 
 use serde::{Deserialize, Serialize};
 use weft_core::hub::{self, HubEnv, ModelRef};
+use weft_core::store::StoredRows;
 use weft_core::weights::PartName;
 
 use crate::args::{CacheArgs, DeviceKind, ExpertsAt, Kernels, ModelArgs};
@@ -49,6 +50,8 @@ pub(crate) struct Loaded {
     pub(crate) kv_memory: Option<u64>,
     pub(crate) ram_cache: Option<u64>,
     pub(crate) disk_cache: Option<u64>,
+    /// How rows of approximate reuse are stored.
+    pub(crate) stored_rows: StoredRows,
     /// The URL of the remote store.
     pub(crate) remote: Option<String>,
 }
@@ -99,6 +102,7 @@ impl Identity {
             && is_size(cache.kv_memory, ours.kv_memory)
             && is_size(cache.ram_cache, ours.ram_cache)
             && is_size(cache.disk_cache, ours.disk_cache)
+            && cache.stored_rows.is_none_or(|rows| rows == ours.stored_rows)
             && (cache.remote.remote.is_none() || cache.remote.remote == ours.remote)
             && (&self.version, &self.path, &self.files)
                 == (&wanted.version, &wanted.path, &wanted.files)
@@ -205,6 +209,10 @@ mod tests {
         }
         let elsewhere = CacheArgs { cache_dir: Some("/elsewhere".into()), ..cache.clone() };
         assert!(!serves(&model(), &elsewhere));
+        let coarse = CacheArgs { stored_rows: Some(StoredRows::Int8), ..cache.clone() };
+        assert!(!serves(&model(), &coarse));
+        let full = CacheArgs { stored_rows: Some(StoredRows::Full), ..cache.clone() };
+        assert!(serves(&model(), &full));
         let remote = RemoteArgs { remote: Some("s3://team/kv".to_owned()), ..<_>::default() };
         assert!(!serves(&model(), &CacheArgs { remote, ..cache.clone() }));
         assert!(!serves(&model(), &CacheArgs { kv_memory: Some(1 << 30), ..cache.clone() }));

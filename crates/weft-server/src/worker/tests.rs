@@ -341,7 +341,7 @@ fn stalling(folder: &std::path::Path) -> (Arc<AtomicBool>, impl Fn() -> Tiers + 
                 std::thread::sleep(Duration::from_millis(1));
             }
         });
-        Tiers { ram_bytes: 0, store: Some(store), remote: None }
+        Tiers { ram_bytes: 0, store: Some(store), ..Tiers::default() }
     };
     (stalls, open)
 }

@@ -25,6 +25,7 @@ use crate::chunk::{Composition, Piece, Tier};
 use crate::device::{Device, Lane, Outputs, Span};
 use crate::kv::{PAGE_ROWS, PageId, Slot, pages_for};
 use crate::sampling::{Sampler, SamplingError};
+use crate::store::RowForm;
 use crate::tokenizer::Tokenizer;
 
 use self::paging::Answer;
@@ -402,7 +403,8 @@ impl Sequence {
             let cost = cache.mean_cost() * rows as u32;
             let (home, lead) = (self.prompt_len, begin.lead);
             let (is_public, group) = (true, None);
-            let new = NewNode { parent, home, tokens, lead, chunk: None, is_public, group };
+            let (chunk, form) = (None, RowForm::Full);
+            let new = NewNode { parent, home, tokens, lead, chunk, form, is_public, group };
             cache.adopt(new, pages, cost);
         }
         for held in &mut self.nodes {
