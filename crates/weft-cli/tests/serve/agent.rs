@@ -103,7 +103,17 @@ fn thoughts_count_as_reasoning_and_end_before_the_answer() {
     let reasoning = usage["output_tokens_details"]["reasoning_tokens"].as_u64().unwrap();
     let all = usage["output_tokens"].as_u64().unwrap();
     assert!(0 < reasoning && reasoning < all, "{response}");
-    let events = server.events("/v1/chat/completions", &json!({"messages": input}));
+    let whole = server.ask(&json!({"messages": input}));
+    assert_eq!(whole["usage"]["completion_tokens_details"]["reasoning_tokens"], reasoning);
+    let options = json!({"include_usage": true});
+    let asked = json!({"messages": input, "stream_options": options});
+    let events = server.events("/v1/chat/completions", &asked);
+    let usage = &events.last().unwrap()["usage"];
+    assert_eq!(usage["completion_tokens_details"]["reasoning_tokens"], reasoning, "{usage}");
+    let asked = json!({"messages": input, "max_tokens": 200, "thinking":
+        {"type": "enabled", "budget_tokens": 100}});
+    let usage = server.post("/v1/messages", &asked).1["usage"].clone();
+    assert_eq!(usage["output_tokens_details"]["thinking_tokens"], reasoning, "{usage}");
     let has = |event: &Value, field: &str| {
         event["choices"][0]["delta"][field].as_str().is_some_and(|text| !text.is_empty())
     };

@@ -8,6 +8,10 @@ use crate::api_error::ApiError;
 
 /// The most tools of one request.
 const MAX_TOOLS: usize = 128;
+/// The most characters of a tool's name: OpenAI's limit.
+pub(crate) const MAX_NAME_CHARS: usize = 64;
+/// The same for the dialects whose names may be longer: Anthropic's limit.
+pub(crate) const MAX_LONG_NAME_CHARS: usize = 128;
 
 /// Descriptions of functions, passed to the template as they are.
 #[derive(Clone, Debug, Default)]
@@ -16,7 +20,7 @@ pub(crate) struct Tools(pub(crate) Vec<Value>);
 impl<'de> Deserialize<'de> for Tools {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let tools = Vec::<Value>::deserialize(deserializer)?;
-        check_number(&tools).map_err(de::Error::custom)?;
+        check_limits(&tools, MAX_NAME_CHARS).map_err(de::Error::custom)?;
         for tool in &tools {
             if name_of(tool).is_none_or(str::is_empty) {
                 let message =
@@ -28,11 +32,20 @@ impl<'de> Deserialize<'de> for Tools {
     }
 }
 
-fn check_number(tools: &[Value]) -> Result<(), String> {
-    match tools.len() {
-        n if n > MAX_TOOLS => Err(format!("there are {n} tools, and the limit is {MAX_TOOLS}")),
-        _ => Ok(()),
+fn check_limits(tools: &[Value], name_chars: usize) -> Result<(), String> {
+    if tools.len() > MAX_TOOLS {
+        return Err(format!("there are {} tools, and the limit is {MAX_TOOLS}", tools.len()));
     }
+    for name in tools.iter().filter_map(name_of) {
+        let n = name.chars().count();
+        if n > name_chars {
+            let start: String = name.chars().take(name_chars).collect();
+            return Err(format!(
+                "the name {start:?}… of a tool has {n} characters, and the limit is {name_chars}"
+            ));
+        }
+    }
+    Ok(())
 }
 
 fn name_of(tool: &Value) -> Option<&str> {
@@ -62,9 +75,10 @@ impl Tools {
         Ok(())
     }
 
-    /// The same tools, if there are not too many.
-    pub(crate) fn limited(self) -> Result<Self, ApiError> {
-        check_number(&self.0).map_err(|error| ApiError::invalid(error).param("tools"))?;
+    /// The same tools, if there are not too many and no name has more than these characters.
+    pub(crate) fn limited(self, name_chars: usize) -> Result<Self, ApiError> {
+        check_limits(&self.0, name_chars)
+            .map_err(|error| ApiError::invalid(error).param("tools"))?;
         Ok(self)
     }
 

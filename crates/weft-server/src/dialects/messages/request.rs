@@ -10,8 +10,8 @@ use super::blocks::{ApiMessage, TextBlock, to_chat, to_system};
 use crate::api_error::ApiError;
 use crate::grammars::Rule;
 use crate::requests::{
-    Bounded, ChatMessage, ChatRequest, Count, FromJson, OutputFormat, Settings, TextOr, ToolChoice,
-    Tools, fields, unsupported,
+    Bounded, ChatMessage, ChatRequest, Count, FromJson, MAX_LONG_NAME_CHARS, OutputFormat,
+    Settings, TextOr, ToolChoice, Tools, fields, unsupported,
 };
 
 /// A request for a message.
@@ -147,7 +147,7 @@ fn read(json: &Value, fields: Fields) -> Result<ChatRequest, ApiError> {
     let format = format.map(|Format::JsonSchema { schema }| ("output_config", Rule::Json(schema)));
     let request = ChatRequest {
         messages,
-        tools: Tools(tools(fields.tools.unwrap_or_default())?).limited()?,
+        tools: Tools(tools(fields.tools.unwrap_or_default())?).limited(MAX_LONG_NAME_CHARS)?,
         tool_choice,
         calls_once,
         format: format.or(OutputFormat::rule_of(json)?),
