@@ -53,6 +53,16 @@ fn name_of(tool: &Value) -> Option<&str> {
     tool.pointer("/function/name").filter(|_| is_function)?.as_str()
 }
 
+/// The names of the tools that are strict, which say so at `place`.
+pub(crate) fn strict_names(tools: &[Value], place: &str) -> Vec<String> {
+    let name = |tool: &Value| {
+        let tool = tool.pointer(place)?;
+        let is_strict = tool.get("strict") == Some(&Value::Bool(true));
+        tool.get("name").and_then(Value::as_str).filter(|_| is_strict).map(str::to_owned)
+    };
+    tools.iter().filter_map(name).collect()
+}
+
 impl Tools {
     /// Refuses parameters that are not those of an object: a call's arguments always are one.
     pub(super) fn check(&self) -> Result<(), ApiError> {
@@ -80,6 +90,15 @@ impl Tools {
         check_limits(&self.0, name_chars)
             .map_err(|error| ApiError::invalid(error).param("tools"))?;
         Ok(self)
+    }
+
+    /// The names of those that are strict. Templates need not show it to the model.
+    pub(crate) fn take_strict(&mut self) -> Vec<String> {
+        let names = strict_names(&self.0, "/function");
+        let functions = self.0.iter_mut().filter_map(|tool| tool.get_mut("function"));
+        let functions = functions.filter_map(Value::as_object_mut);
+        functions.for_each(|function| drop(function.shift_remove("strict")));
+        names
     }
 
     /// The tool of this name.

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use serde_json::{Value, json};
-use weft_core::engine::{Finished, Token};
+use weft_core::engine::{Finished, PromptToken, Token};
 
 use crate::api_error::ApiError;
 use crate::dialects::answer::Answering;
@@ -29,6 +29,8 @@ pub(crate) struct ChatWriter {
     token_ids: TokenIds,
     /// The ids of the prompt's tokens, if they are wanted; sent with the first event.
     prompt_ids: Option<Vec<u32>>,
+    /// The prompt with its log-probabilities, if they are wanted.
+    prompt_logprobs: Option<Vec<PromptToken>>,
 }
 
 struct ChoiceState {
@@ -61,6 +63,7 @@ impl ChatWriter {
             accepted: Accepted::new(n, options.sends_accepted),
             token_ids: TokenIds::new(n, answering.prompt_ids.is_some()),
             prompt_ids: answering.prompt_ids,
+            prompt_logprobs: answering.sampling.prompt_logprobs.map(|_| Vec::new()),
             model: answering.model,
         }
     }
@@ -189,6 +192,11 @@ impl ResponseWriter for ChatWriter {
         vec![event]
     }
 
+    /// The choices share the prompt, and the first one reports it.
+    fn prompt(&mut self, _: usize, tokens: Vec<PromptToken>) {
+        self.prompt_logprobs.iter_mut().for_each(|all| all.extend_from_slice(&tokens));
+    }
+
     fn token(&mut self, choice: usize, token: Token, is_drafted: bool) -> Vec<Value> {
         self.accepted.count(choice, is_drafted);
         self.token_ids.push(choice, token.id);
@@ -246,6 +254,9 @@ impl ResponseWriter for ChatWriter {
         let mut answer = self.envelope("chat.completion", choices.into());
         if let Some(ids) = self.prompt_ids.take() {
             answer["prompt_token_ids"] = ids.into();
+        }
+        if let Some(tokens) = &self.prompt_logprobs {
+            answer["prompt_logprobs"] = logprobs::of_prompt(tokens, &self.model.tokenizer);
         }
         answer["usage"] = usage(&self.finished, n);
         add_thought(&mut answer, thought);
