@@ -358,10 +358,8 @@ fn prompts_have_log_probabilities() {
     assert!(refused.contains("168000 entries") && refused.contains("131072"), "{refused}");
     let echo = asked(json!({"echo": true, "logprobs": 20, "n": 8}));
     assert!(server.refusal(COMPLETIONS, &echo, 400).contains("or stream"));
-    assert_eq!(
-        server.events(COMPLETIONS, &asked(json!({"echo": true, "logprobs": 1}))).len(),
-        1002
-    );
+    let streamed = asked(json!({"echo": true, "logprobs": 20}));
+    assert!(server.events(COMPLETIONS, &streamed).len() > 1000);
     let elsewhere = json!({"input": "a", "prompt_logprobs": 1});
     assert!(server.refusal("/v1/responses", &elsewhere, 400).contains("/v1/completions"));
 }
