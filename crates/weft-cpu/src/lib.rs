@@ -48,7 +48,7 @@ use weights::ModelWeights;
 pub use bandwidth::{BandwidthSample, read_bandwidth};
 pub use experts::{CpuExperts, need_of_experts};
 pub use isa::{ISA_VARIABLE, Isa, IsaError};
-pub use memory::release_free_memory;
+pub use memory::{release_free_memory, share_pools};
 
 /// The memory that a device with these limits needs.
 pub fn need(config: &Config, forms: &Forms, limits: &Limits) -> Need {

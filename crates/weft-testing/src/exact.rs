@@ -215,7 +215,7 @@ impl<'a> World<'a> {
                         self.keep(asked, tokens, finished);
                     }
                     Event::Failed { error, .. } => panic!("{error}"),
-                    Event::Read { .. } => panic!("no request reads"),
+                    Event::Read { .. } | Event::Prompt { .. } => panic!("no request reads"),
                     Event::Prefill { done, .. } => {
                         let (asked, request, _) = &running[&lane];
                         if asked.cancelled_after == Some(0) && done > 70 {

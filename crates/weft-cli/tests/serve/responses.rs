@@ -165,8 +165,10 @@ fn thoughts_and_calls_are_items() {
         (&json!("reasoning"), &json!("A ship.\n"))
     );
     assert_eq!(text(&thought), "Probrosur");
-    let tokens = &thought["usage"]["output_tokens_details"]["reasoning_tokens"];
-    assert!(tokens.as_u64().unwrap() > 0, "{thought}");
+    let usage = &thought["usage"];
+    let tokens = usage["output_tokens_details"]["reasoning_tokens"].as_u64().unwrap();
+    let all = usage["output_tokens"].as_u64().unwrap();
+    assert!(0 < tokens && tokens < all, "{thought}");
 
     let said = "Let me see.\n<tool_call>\n{\"name\": \"weather\", \"arguments\": {\"days\": 2}}\n\
                 </tool_call>\n<tool_call>\n{\"name\": \"weather\", \"arguments\": {}}\n</tool_call>";

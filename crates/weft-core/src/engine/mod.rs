@@ -36,7 +36,7 @@ use crate::weights::Forms;
 
 pub use self::batch::Completion;
 pub use self::chunks::{PiecePreview, Preview};
-pub use self::event::{Event, Token};
+pub use self::event::{Event, PromptPrediction, PromptToken, Token};
 pub use self::generation::{GenerateError, Generation};
 pub use self::reading::Reading;
 pub use self::request::{Cancel, Request, RequestError};

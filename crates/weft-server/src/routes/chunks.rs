@@ -399,6 +399,7 @@ pub(super) async fn wait_until_done(
             JobEvent::Admitted
             | JobEvent::Progress(_)
             | JobEvent::Token { .. }
+            | JobEvent::Prompt(_)
             | JobEvent::Read(_) => {}
         }
     }

@@ -192,7 +192,8 @@ impl Sequence {
         let is_scored = |held: &HeldNode| {
             self.scores.as_ref().is_some_and(|scores| held.range.end > scores.from)
         };
-        self.nodes.get(self.at).is_some_and(|held| self.output.echoes_logprobs() || is_scored(held))
+        let reports = self.output.reports_prompt_logprobs();
+        self.nodes.get(self.at).is_some_and(|held| reports || is_scored(held))
     }
 
     /// Sets a receiver for the logits of the prompt's tokens. Their rows must not be cached ones.

@@ -23,7 +23,7 @@ fn run(engine: &mut Engine) -> (Vec<(Vec<Token>, usize)>, usize) {
                 Event::Done { finished, .. } => {
                     said.entry(lane).or_default().1 = finished.stats.cached_tokens;
                 }
-                Event::Read { .. } => panic!("no request reads"),
+                Event::Read { .. } | Event::Prompt { .. } => panic!("no request reads"),
                 Event::Failed { error, .. } => panic!("{error}"),
             }
         }

@@ -61,7 +61,7 @@ fn take_in(events: Vec<Event>, asked: &mut HashMap<LaneId, Asked>) -> Vec<Asked>
                     done.push(asked);
                 }
             }
-            Event::Prefill { .. } | Event::Read { .. } => {}
+            Event::Prefill { .. } | Event::Prompt { .. } | Event::Read { .. } => {}
             Event::Failed { error, .. } => panic!("{error}"),
         }
     }

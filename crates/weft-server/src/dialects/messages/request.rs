@@ -10,8 +10,8 @@ use super::blocks::{ApiMessage, TextBlock, to_chat, to_system};
 use crate::api_error::ApiError;
 use crate::grammars::Rule;
 use crate::requests::{
-    Bounded, ChatMessage, ChatRequest, Count, FromJson, OutputFormat, Settings, TextOr, ToolChoice,
-    Tools, fields, unsupported,
+    Bounded, ChatMessage, ChatRequest, Count, FromJson, MAX_LONG_NAME_CHARS, OutputFormat,
+    Settings, TextOr, ToolChoice, Tools, fields, strict_names, unsupported,
 };
 
 /// A request for a message.
@@ -112,7 +112,7 @@ impl FromJson for CountRequest {
 }
 
 fn read(json: &Value, fields: Fields) -> Result<ChatRequest, ApiError> {
-    unsupported::refuse(json)?;
+    unsupported::refuse_elsewhere(json)?;
     refuse_what_runs_elsewhere(&fields)?;
     if fields.messages.is_empty() {
         let message = "messages is empty: at least one message is required";
@@ -147,7 +147,8 @@ fn read(json: &Value, fields: Fields) -> Result<ChatRequest, ApiError> {
     let format = format.map(|Format::JsonSchema { schema }| ("output_config", Rule::Json(schema)));
     let request = ChatRequest {
         messages,
-        tools: Tools(tools(fields.tools.unwrap_or_default())?).limited()?,
+        strict: strict_names(fields.tools.as_deref().unwrap_or_default(), ""),
+        tools: Tools(tools(fields.tools.unwrap_or_default())?).limited(MAX_LONG_NAME_CHARS)?,
         tool_choice,
         calls_once,
         format: format.or(OutputFormat::rule_of(json)?),

@@ -10,8 +10,8 @@ use super::items::{self, Item};
 use crate::api_error::ApiError;
 use crate::grammars::Rule;
 use crate::requests::{
-    Bounded, ChatRequest, FromJson, OutputFormat, Settings, TextOr, ToolChoice, Tools, fields,
-    unsupported,
+    Bounded, ChatRequest, FromJson, MAX_NAME_CHARS, OutputFormat, Settings, TextOr, ToolChoice,
+    Tools, fields, strict_names, unsupported,
 };
 
 /// The most keys of `metadata`, and the most bytes of a key and a value, as OpenAI has them.
@@ -95,7 +95,7 @@ enum Truncation {
 
 impl FromJson for ResponsesRequest {
     fn from_json(json: &Value) -> Result<Self, ApiError> {
-        unsupported::refuse(json)?;
+        unsupported::refuse_elsewhere(json)?;
         let mut settings: Settings = fields(json)?;
         settings.check_single()?;
         let read: Fields = fields(json)?;
@@ -122,7 +122,8 @@ impl FromJson for ResponsesRequest {
         let store = read.store.unwrap_or(true);
         let chat = ChatRequest {
             settings,
-            tools: Tools(tools(read.tools.unwrap_or_default())?).limited()?,
+            strict: strict_names(read.tools.as_deref().unwrap_or_default(), ""),
+            tools: Tools(tools(read.tools.unwrap_or_default())?).limited(MAX_NAME_CHARS)?,
             tool_choice: tool_choice(read.tool_choice.as_ref())?,
             calls_once: read.parallel_tool_calls == Some(false),
             format,

@@ -36,7 +36,6 @@ pub(crate) struct ResponsesWriter {
     /// Log-probabilities of tokens whose text has not begun.
     entries: Vec<Entry>,
     has_logprobs: bool,
-    n_thought_tokens: usize,
     finished: Option<Finished>,
     streams: bool,
     n_events: u64,
@@ -94,7 +93,6 @@ impl ResponsesWriter {
             output: Vec::new(),
             entries: Vec::new(),
             has_logprobs: answering.sampling.logprobs.is_some(),
-            n_thought_tokens: 0,
             finished: None,
             streams: answering.streams,
             n_events: 0,
@@ -141,7 +139,7 @@ impl ResponsesWriter {
                 "input_tokens_details":
                     {"cached_tokens": stats.cached_tokens, "cache_write_tokens": 0},
                 "output_tokens": stats.generated_tokens,
-                "output_tokens_details": {"reasoning_tokens": self.n_thought_tokens},
+                "output_tokens_details": {"reasoning_tokens": self.choice.n_thought_tokens()},
                 "total_tokens": stats.prompt_tokens + stats.generated_tokens,
             });
             add_costs(&mut response, std::slice::from_ref(&self.finished), 1);
@@ -291,7 +289,6 @@ impl ResponseWriter for ResponsesWriter {
             self.entries.append(&mut delta.logprobs);
         }
         if !delta.reasoning.is_empty() {
-            self.n_thought_tokens += 1;
             self.entries.clear();
         }
         let events = self.parts.push(delta);
