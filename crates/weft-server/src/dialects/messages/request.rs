@@ -14,6 +14,9 @@ use crate::requests::{
     Settings, TextOr, ToolChoice, Tools, fields, strict_names, unsupported,
 };
 
+/// The code by which clients know that they must send the whole conversation.
+pub(super) const THREAD_NOT_FOUND: &str = "thread_not_found";
+
 /// A request for a message.
 pub(crate) struct MessagesRequest {
     pub(crate) chat: ChatRequest,
@@ -39,6 +42,16 @@ struct Fields {
     context_management: Option<Value>,
     mcp_servers: Option<Vec<Value>>,
     container: Option<Value>,
+    thread: Option<Thread>,
+}
+
+/// A conversation that Anthropic's servers hold for a while. Theirs may be lost at any time, and
+/// clients then send the whole conversation; here it is never held.
+#[derive(Deserialize)]
+#[serde(tag = "type", rename_all = "snake_case", expecting = "an object with type")]
+enum Thread {
+    Create {},
+    Continue { previous_message_id: String },
 }
 
 #[derive(Deserialize)]
@@ -164,6 +177,13 @@ fn read(json: &Value, fields: Fields) -> Result<ChatRequest, ApiError> {
 
 /// Refuses what Anthropic would run on its own machines.
 fn refuse_what_runs_elsewhere(fields: &Fields) -> Result<(), ApiError> {
+    if let Some(Thread::Continue { previous_message_id: id }) = &fields.thread {
+        let message = format!(
+            "thread: nothing is held of message {id:?}; replay the full conversation, of which \
+             the rows are kept anyway"
+        );
+        return Err(ApiError::not_found(message).param("thread").code(THREAD_NOT_FOUND));
+    }
     let refused = |field: &str| {
         let message = format!("{field} is not supported: this server runs the model alone");
         Err(ApiError::invalid(message).param(field))

@@ -6,6 +6,7 @@ use serde_json::{Value, json};
 use weft_core::engine::{FinishReason, Finished, Token};
 
 use super::items::new_id;
+use super::offered;
 use super::store::{Store, Stored};
 use crate::api_error::ApiError;
 use crate::dialects::answer::Answering;
@@ -46,6 +47,8 @@ pub(crate) struct ResponsesWriter {
 struct OutputItem {
     id: String,
     part: Part,
+    /// The namespace of the function that is called.
+    namespace: Option<String>,
     text: String,
     entries: Vec<Entry>,
     status: &'static str,
@@ -69,8 +72,14 @@ impl OutputItem {
                 "content": content(), "status": self.status}),
             Part::Text => json!({"id": self.id, "type": "message", "role": "assistant",
                 "content": content(), "status": self.status}),
-            Part::Call { id, name } => json!({"id": self.id, "type": "function_call",
-                "call_id": id, "name": name, "arguments": self.text, "status": self.status}),
+            Part::Call { id, name } => {
+                let mut item = json!({"id": self.id, "type": "function_call", "call_id": id,
+                    "name": name, "arguments": self.text, "status": self.status});
+                if let Some(namespace) = &self.namespace {
+                    item["namespace"] = namespace.as_str().into();
+                }
+                item
+            }
         }
     }
 }
@@ -187,7 +196,13 @@ impl ResponsesWriter {
         if self.streams { sent } else { Vec::new() }
     }
 
-    fn begin(&mut self, part: Part, sent: &mut Vec<Value>) {
+    fn begin(&mut self, mut part: Part, sent: &mut Vec<Value>) {
+        let mut namespace = None;
+        if let Part::Call { name, .. } = &mut part
+            && let Some((space, function)) = offered::split(&self.keeping.echo["tools"], name)
+        {
+            (namespace, *name) = (Some(space.to_owned()), function.to_owned());
+        }
         let prefix = match part {
             Part::Thinking => "rs",
             Part::Text => "msg",
@@ -198,6 +213,7 @@ impl ResponsesWriter {
         self.output.push(OutputItem {
             id: new_id(prefix),
             part,
+            namespace,
             text,
             entries,
             status: "in_progress",
@@ -260,7 +276,9 @@ impl ResponsesWriter {
     fn keep(&mut self, response: &Value) {
         if let Some((earlier, input)) = self.keeping.items.take() {
             let response = response.to_string();
-            self.keeping.store.keep(Stored { id: self.id.clone(), earlier, input, response });
+            let output_ids = self.output.iter().map(|item| item.id.clone()).collect();
+            let stored = Stored { id: self.id.clone(), earlier, input, response, output_ids };
+            self.keeping.store.keep(stored);
         }
     }
 }
