@@ -4,7 +4,8 @@
 #     ./gpu_suite.sh OUT [SECTION ...]
 #
 # Sections, in this order unless others are given: the test programs forms, persistent, parity,
-# reports, sampling, drafts, answers, take_over, two_devices, copies; `small`, the kernels of an older GPU
+# experts, host_experts, reports, sampling, drafts, answers, take_over, two_devices, copies; `small`,
+# the kernels of an older GPU
 # compiled for compute_80 with a small card's limits; `sanitizers`; `held_out`, the bundled model's
 # questions in bf16, int8 and int4; `ncu`, decoding under the profiler.
 #
@@ -18,8 +19,8 @@ shift
 cd "$here"
 sections=("$@")
 if [[ ${#sections[@]} -eq 0 ]]; then
-    sections=(forms persistent parity reports sampling drafts answers take_over two_devices copies
-        small sanitizers held_out ncu)
+    sections=(forms persistent parity experts host_experts reports sampling drafts answers take_over
+        two_devices copies small sanitizers held_out ncu)
 fi
 in_all="${SECONDS_IN_ALL:-530}"
 export WEFT_REQUIRE_GPU=1
@@ -160,6 +161,7 @@ for section in "${sections[@]}"; do
     forms) timed 200 forms ./forms ;;
     persistent) timed 110 persistent ./persistent ;;
     parity) timed 100 parity ./parity ;;
+    experts) timed 130 experts ./experts ;;
     reports | sampling) timed 70 "$section" "./$section" ;;
     small | held_out) "$section" ;;
     # Beside what comes next: neither measures anything.
