@@ -311,7 +311,8 @@ impl Planner<'_> {
             piece_end += piece.tokens.len();
             while self.at < piece_end {
                 let parent = self.prefix.key();
-                if self.at == begin
+                if self.coarse.is_coarse()
+                    && self.at == begin
                     && let (form @ RowForm::Int8 { .. }, found) =
                         self.whole(piece, &parent, begin..piece_end)
                 {
