@@ -130,7 +130,8 @@ fn the_names_of_tools_are_limited() {
         let limit = if path == "/v1/messages" { 128 } else { 64 };
         let asked = |n: usize| {
             let name = "ä".repeat(n);
-            let tool = json!({"type": "function", "name": name, "input_schema": {},
+            let kind = if path == "/v1/messages" { "custom" } else { "function" };
+            let tool = json!({"type": kind, "name": name, "input_schema": {},
                 "function": {"name": name}});
             post(address, path, &merged(body.clone(), &json!({"tools": [tool]})).to_string())
         };

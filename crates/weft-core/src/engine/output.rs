@@ -109,21 +109,22 @@ impl OutputProcessor {
         let first = if range.start == 0 { 0 } else { range.start + 1 };
         let last = range.end.min(prompt.len() - 1);
         let mut tokens = Vec::new();
+        // Rows are there only if log-probabilities are wanted.
+        let row = |index: usize| logits(index - 1 - range.start);
         for index in first..=last {
-            let row = (index > 0).then(|| logits(index - 1 - range.start));
-            let logprobs = |top| {
-                let of_row = |row| Logprobs::of(row, prompt[index], top, index);
-                row.map(of_row).transpose()
+            let id = prompt[index];
+            let logprobs = |top: usize| match index {
+                0 => Ok(None),
+                _ => Logprobs::of(row(index), id, top, index).map(Some),
             };
             if self.sampling.echo {
                 let logprobs = self.sampling.logprobs.map(logprobs).transpose()?.flatten();
                 events.push(self.echo_token(prompt, index, logprobs, tokenizer, lane));
             }
             if let Some(top) = self.sampling.prompt_logprobs {
-                let id = prompt[index];
-                let rank = row.map_or(0, |row| Logprobs::rank(row, id));
-                let predicted = |logprobs| PromptPrediction { logprobs, rank };
-                tokens.push(PromptToken { id, prediction: logprobs(top)?.map(predicted) });
+                let rank =
+                    |logprobs| PromptPrediction { logprobs, rank: Logprobs::rank(row(index), id) };
+                tokens.push(PromptToken { id, prediction: logprobs(top)?.map(rank) });
             }
         }
         if !tokens.is_empty() {
