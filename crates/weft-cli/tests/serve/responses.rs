@@ -231,6 +231,9 @@ fn references_to_items_that_are_kept_stand_for_them() {
     let given = ask(&server, &turns([items[0].clone(), items[1].clone()]));
     let found = ask(&server, &turns(by_id.clone()));
     assert_eq!(found["usage"]["input_tokens"], given["usage"]["input_tokens"]);
+    let twice = turns([by_id[0].clone(), by_id[0].clone()]);
+    let (status, error) = server.post(PATH, &twice);
+    assert_eq!((status, &error["error"]["param"]), (400, &json!("input[2]")), "{error}");
     // What a response was made from is kept as the items themselves, so it can be continued.
     assert!(
         server.send("DELETE", &format!("{PATH}/{}", first["id"].as_str().unwrap()), &[], b"").0

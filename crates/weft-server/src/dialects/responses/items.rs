@@ -90,17 +90,18 @@ pub(super) fn resolve(items: &mut [Value], store: &Store) -> Result<(), ApiError
     if wanted.is_empty() {
         return Ok(());
     }
-    let found = store.items(&wanted);
+    let mut found = store.items(&wanted);
     for (index, item) in items.iter_mut().enumerate() {
         let Some(id) = referenced(item) else { continue };
-        let Some(kept) = found.get(id) else {
+        // Each at most once: many references to a long item would take memory without bound.
+        let Some(kept) = found.remove(id) else {
             let message = format!(
-                "Item with id {id:?} not found: items of responses with store are held in memory \
-                 for an hour, as long as there is room; send the item itself"
+                "Item with id {id:?} not found, or referred to twice: items of responses with store \
+                 are held in memory for an hour, as long as there is room; send the item itself"
             );
             return Err(ApiError::invalid(message).param(format!("input[{index}]")));
         };
-        *item = kept.clone();
+        *item = kept;
     }
     Ok(())
 }
