@@ -1,5 +1,6 @@
 //! Writes the seeds of all corpora, from the test data of the project: `cargo run --example seeds`.
 
+mod answers;
 mod gguf;
 
 use std::collections::BTreeMap;
@@ -48,6 +49,12 @@ fn main() {
         let refusals: Vec<_> = named.map(|(_, config)| open(config)).collect();
         assert!(refusals.iter().any(Option::is_none), "{name} is no valid seed: {refusals:?}");
         write("safetensors", name, bytes);
+    }
+    for (target, seeds) in [("grammar", answers::grammars()), ("tool_calls", answers::tool_calls())]
+    {
+        for (i, seed) in seeds.iter().enumerate() {
+            write(target, &format!("seed-{i}"), seed.as_bytes());
+        }
     }
     requests(&read(data.join("prompts/conversations.json")));
     rows();
@@ -404,10 +411,8 @@ fn rows() {
     let metadata = BTreeMap::from([("name".to_owned(), "a.txt".to_owned())]);
     let chunk = Chunk::new(parcel_tokenizer(), Kind::Context, "A text.", metadata);
     let chunk = Chunk { created: std::time::UNIX_EPOCH, uses: 1, ..chunk.expect("a chunk") };
-    let root = blake3::Hasher::new()
-        .update(b"weft kv rows 1\0")
-        .update(FINGERPRINT.as_bytes())
-        .finalize();
+    let root =
+        blake3::Hasher::new().update(b"weft kv rows 1\0").update(FINGERPRINT.as_bytes()).finalize();
     let parent = KvKey::from_bytes(*root.as_bytes());
     let key = KvKey::of_rows(&parent, &chunk.tokens);
     for (name, dtype) in [("bf16", Dtype::Bf16), ("f32", Dtype::F32)] {
