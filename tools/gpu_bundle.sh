@@ -7,7 +7,8 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 to="${1:-target/gpu}"
 profile="${PROFILE:-release}"
-tests=(parity forms experts sampling reports drafts persistent copies answers take_over two_devices)
+tests=(parity forms experts host_experts sampling reports drafts persistent copies answers
+    take_over two_devices)
 examples=(op_times decode_times draft_times)
 mkdir -p "$to"
 cargo build --release --locked -p weft-cli --bin weft

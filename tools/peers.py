@@ -5,10 +5,16 @@
         --transformers eager graph compiled:default --megakernel ~/qwen_megakernel \\
         --save bench/runs/<date>-<machine>-<commit>/peers.json
 
+    python3 tools/peers.py --weft target/release/weft --shape qwen3-30b-a3b-4l --device cpu \\
+        --llama-bench llama-bench --same --forms q4_0 --cores 0,1 -p 512 -n 64 -d 0 \\
+        --folder a3b --save bench/runs/<date>-<machine>-<commit>/experts.json
+
 Every round runs each program once. The file holds the command, the commits, the machine, all
 samples, and a row for each test of each program. With `--gguf`, weft and llama.cpp read the same
-files, and a row's form is the name of its file; otherwise weft reads bf16. `--llama-bench` takes a path to the program and
-needs numpy (the GGUF files are written here); `--transformers` takes ways, torch.compile's mode
+files, and a row's form is the name of its file; with `--same` these files are written here, one for
+each form; otherwise weft reads bf16. `--cores` pins both programs, with a thread on each core.
+`--llama-bench` takes a path to the program and needs numpy (the GGUF files are written here);
+`--transformers` takes ways, torch.compile's mode
 after a colon, and needs torch and transformers 5; `--megakernel` takes a checkout of
 github.com/AlpinDale/qwen_megakernel and needs nvcc as well. All are optional.
 """
@@ -59,6 +65,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--llama-bench", type=Path, help="the program")
     parser.add_argument("--llama-commit", help="if llama-bench was built outside a checkout")
     parser.add_argument("--gguf", type=Path, nargs="*", default=[], help="files for both")
+    parser.add_argument("--same", action="store_true", help="weft reads llama.cpp's files")
+    parser.add_argument("--cores", help="pin weft and llama.cpp to these, as taskset takes them")
     parser.add_argument("--forms", nargs="*", default=["bf16", "q8_0", "q4_0"], help="of llama.cpp")
     parser.add_argument("--llama-args", nargs="*", metavar="WORD", help="more, without the first -")
     parser.add_argument("--transformers", nargs="*", default=[], metavar="WAY")
@@ -76,28 +84,51 @@ def arguments() -> argparse.Namespace:
 
 def commands(args: argparse.Namespace, model: Path, scratch: Path) -> list:
     on_gpu = args.device == "cuda"
+    pin = pinned(args.cores)
     more = flags(args.weft_args) or (["--step-tokens", "4096"] if on_gpu else [])
+    files = list(args.gguf)
+    if args.same:
+        files += [gguf_file(model, form) for form in args.forms]
     wefts = {
-        path.stem: Weft(args.weft, path, args.device, more, scratch, form=path.stem)
-        for path in args.gguf
+        path.stem: Weft(args.weft, path, args.device, more, scratch, form=path.stem, pin=pin)
+        for path in files
     }
-    programs: list = [] if wefts else [Weft(args.weft, model, args.device, more, scratch)]
+    programs: list = [] if wefts else [Weft(args.weft, model, args.device, more, scratch, pin=pin)]
     if not args.llama_bench:
         return programs + list(wefts.values())
-    from peers import gguf  # which needs numpy
-
     more = ["-" + args.llama_args[0], *args.llama_args[1:]] if args.llama_args else (
         ["-ngl", "99", "-fa", "on"] if on_gpu else ["-ngl", "0"]
     )
-    files = {path.stem: path for path in args.gguf}
-    for form in files or args.forms:
-        path = files.get(form, model / f"{form}.gguf")
-        if not files and not path.exists():
-            gguf.write(model, form, path)
+    if args.cores:
+        # llama.cpp counts the cores of the machine, not those that it may use.
+        more = [*more, "-t", str(n_cores(args.cores))]
+    for path in files or [gguf_file(model, form) for form in args.forms]:
         # Both programs on one file, one after the other.
-        programs += [wefts[form]] if form in wefts else []
-        programs.append(Llama(args.llama_bench, path, form, more, args.llama_commit))
+        programs += [wefts[path.stem]] if path.stem in wefts else []
+        programs.append(
+            Llama(args.llama_bench, path, path.stem, more, args.llama_commit, pin=pin)
+        )
     return programs
+
+
+def gguf_file(model: Path, form: str) -> Path:
+    """The model as a GGUF file of one form, written if it is not there."""
+    from peers import gguf  # which needs numpy
+
+    path = model / f"{form}.gguf"
+    if not path.exists():
+        gguf.write(model, form, path)
+    return path
+
+
+def pinned(cores: str | None) -> list[str]:
+    return ["taskset", "-c", cores] if cores else []
+
+
+def n_cores(cores: str) -> int:
+    """Cores of a list like `0,4-7`."""
+    ranges = [part.split("-") for part in cores.split(",")]
+    return sum(int(ends[-1]) - int(ends[0]) + 1 for ends in ranges)
 
 
 def flags(words: list[str]) -> list[str]:

@@ -77,6 +77,11 @@ inline u32 atomicMin(u32 *at, u32 value) {
     *at = std::min(before, value);
     return before;
 }
+inline u32 atomicOr(u32 *at, u32 bits) {
+    const u32 before = *at;
+    *at = before | bits;
+    return before;
+}
 
 // ---- threads -----------------------------------------------------------------------------------
 struct Index {
@@ -163,6 +168,9 @@ template <class Add> u32 over_warp(u32 value, Add add) {
 }
 inline u32 __reduce_max_sync(u32, u32 value) {
     return over_warp(value, [](u32 a, u32 b) { return std::max(a, b); });
+}
+inline u32 __reduce_min_sync(u32, u32 value) {
+    return over_warp(value, [](u32 a, u32 b) { return std::min(a, b); });
 }
 inline u32 __ballot_sync(u32, bool is) {
     return over_warp((u32)is << current->thread % 32, [](u32 a, u32 b) { return a | b; });

@@ -47,6 +47,19 @@ MODELS |= {name: ("qwen3", CODED if name == "mixed" else NARROW, 6) for name in 
 ALONE = dict(CODED, hidden_size=1096, intermediate_size=1100)
 FORMS |= {"alone": "7"}
 MODELS |= {"alone": ("qwen3", ALONE, 6)}
+# Experts: sizes that fill nothing, every other or the first layer dense, more experts than lanes of a warp, ties; rows
+# of several strips, and forms.
+def experts(count, chosen, width, **keys):
+    return dict(dict(num_experts=count, num_experts_per_tok=chosen, moe_intermediate_size=width, norm_topk_prob=True), **keys)
+
+
+SPARSE = {"sparse": (TINY, experts(5, 2, 37), 8, "random"), "ties": (TINY, experts(7, 3, 40, mlp_only_layers=[0]), 8, "ties")}
+SPARSE |= {"sparse-odd": (ODD, experts(70, 9, 300, decoder_sparse_step=2, norm_topk_prob=False), 12, "random")}
+SPARSE |= {"sparse-few": (TINY, experts(3, 1, 9), 20, "random")}
+SPARSE |= {"sparse-int4": (NARROW, experts(12, 4, 300), 6, "1"), "sparse-int8": (NARROW, experts(12, 4, 1500), 6, "0")}
+SPARSE |= {"sparse-mixed": (NARROW, experts(12, 4, 700), 6, "mixed"), "sparse-wide": (ALONE, experts(9, 8, 768), 30, "random")}
+MODELS |= {name: ("qwen3_moe", dict(sizes, **keys), n) for name, (sizes, keys, n, _) in SPARSE.items()}
+FORMS |= {name: form for name, (_, _, _, form) in SPARSE.items()}
 # How a lane's rows lie: one span; one with marks inside sections; spans that begin in the middle of
 # a page, with marks. Tokens of a lane may be a draft, all of which are outputs.
 PLAIN, MARKED, IN_SPANS = range(3)
@@ -61,6 +74,8 @@ CASES += [(1, 2, 30, 1, 10, PLAIN | DRAFTED), (1, 4, 62, 1, 10, MARKED | DRAFTED
 CASES += [(1, 8, 250, 1, 11, MARKED | DRAFTED), (2, 3, 600, 1, 10, PLAIN | DRAFTED), (1, 4, 900, 1, 10, IN_SPANS | DRAFTED)]
 CODED_CASES = [(1, 1, 60, 2, 10, PLAIN), (2, 1, 60, 2, 10, PLAIN), (4, 1, 60, 2, 10, PLAIN), (3, 2, 60, 1, 8, PLAIN)]
 ALONE_CASES = [(1, 1, 60, 1, 10, PLAIN)]
+SPARSE_CASES = [(1, 1, 60, 3, 10, PLAIN), (2, 1, 250, 3, 10, MARKED), (4, 1, 60, 2, 10, PLAIN), (3, 2, 60, 1, 8, PLAIN)]
+SPARSE_CASES += [(1, 1, 600, 2, 10, MARKED), (8, 1, 5, 2, 16, PLAIN), (1, 4, 62, 1, 10, MARKED | DRAFTED)]
 SPARE_CASES = [(2, 1, 250, 8, 10, PLAIN), (3, 1, 200, 8, 9, PLAIN), (8, 1, 5, 3, 16, PLAIN), (2, 1, 600, 6, 10, MARKED)]
 
 
@@ -215,7 +230,7 @@ def main():
             here = build(pathlib.Path(folder), model, None)
             there = build(pathlib.Path(folder), model, arguments.against) if arguments.against else None
             own = {"spare": SPARE_CASES, "alone": ALONE_CASES}
-            cases = own.get(model, CODED_CASES if model in FORMS else CASES)
+            cases = own.get(model, SPARSE_CASES if model in SPARSE else CODED_CASES if model in FORMS else CASES)
             with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
                 jobs = [pool.submit(check, model, case, here, there, pathlib.Path(folder)) for case in cases]
                 for case, job in zip(cases, jobs):

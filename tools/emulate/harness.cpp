@@ -105,12 +105,15 @@ static u16 *random_vector(int n, float around) {
 
 // ---- the model ---------------------------------------------------------------------------------
 static constexpr size_t KV_VALUES = (size_t)PAGES * KV_HEADS * 2 * PAGE_SIDE;
+static std::vector<const u8 *> routers; // null of dense layers
 static LayerAddresses random_layer() {
     const float of_hidden = 1.7f / sqrtf(HIDDEN);
     LayerAddresses layer = {};
+    bool is_sparse = false;
     if (matrices) {
         const u16 *variants = (const u16 *)next_matrix();
         layer.variants = {variants[0], variants[1], variants[2], variants[3]};
+        is_sparse = variants[4];
     }
     layer.attention_norm = (const uint4 *)random_vector(HIDDEN, 1);
     layer.qkv = random_matrix(QKV_ROWS, HIDDEN, of_hidden);
@@ -119,6 +122,7 @@ static LayerAddresses random_layer() {
     layer.k_norm = random_vector(HEAD_DIM, 1);
     layer.o = random_matrix(HIDDEN, Q_WIDTH, 1.7f / sqrtf(Q_WIDTH));
     layer.mlp_norm = (const uint4 *)random_vector(HIDDEN, 1);
+    routers.push_back(is_sparse ? next_matrix() : nullptr);
     layer.gate_up = random_gate_up(of_hidden);
     layer.down = random_matrix(HIDDEN, INTER, 1.7f / sqrtf(INTER));
     layer.kv = guarded<u16>(KV_VALUES);
@@ -376,6 +380,10 @@ static void print_all(const Launch &launch, const Lists &lists, const std::vecto
     print_hash("v", plain.qkv.v, n * KV_WIDTH * 2);
     print_hash("a", plain.a, n * Q_STRIDE * 2);
     print_hash("h", plain.h, n * INTER_STRIDE * 2);
+#if HAS_EXPERTS
+    print_hash("routes", launch.experts.routes, n * N_CHOSEN * sizeof(Route));
+    print_hash("h of experts", launch.experts.h, n * N_CHOSEN * EXPERT_STRIDE * 2);
+#endif
     for (const LayerAddresses &layer : layers) print_hash("kv", layer.kv, KV_VALUES * 2);
     print_hash("shares", last_shares(launch), lists.n_cells * HEADS * 4);
     print_hash("logits", launch.logits, (size_t)lists.counts[1] * VOCAB * 4);
@@ -420,7 +428,16 @@ static void dump_results(const Launch &launch, const Lists &lists, const std::ve
     const PlainBuffers &plain = launch.plain;
     rows(plain.x, HIDDEN, HIDDEN_STRIDE);
     rows(plain.qkv.q, Q_WIDTH, Q_WIDTH), rows(plain.qkv.k, KV_WIDTH, KV_WIDTH), rows(plain.qkv.v, KV_WIDTH, KV_WIDTH);
-    rows(plain.a, Q_WIDTH, Q_STRIDE), rows(plain.h, INTER, INTER_STRIDE);
+    rows(plain.a, Q_WIDTH, Q_STRIDE);
+    if (std::count(routers.begin(), routers.end(), nullptr) > 0) rows(plain.h, INTER, INTER_STRIDE);
+#if HAS_EXPERTS
+    for (u32 token = 0; token < lists.counts[0]; ++token) {
+        const Route *routes = launch.experts.routes + token * N_CHOSEN;
+        for (int i = 0; i < N_CHOSEN; ++i) dump_number(__float_as_uint((float)routes[i].expert));
+        for (int i = 0; i < N_CHOSEN; ++i) dump_number(__float_as_uint(routes[i].weight));
+    }
+    for (u32 row = 0; row < lists.counts[0] * N_CHOSEN; ++row) dump_all(launch.experts.h + row * EXPERT_STRIDE, EXPERT_INTER);
+#endif
     for (const LayerAddresses &layer : layers) {
         u32 token = 0;
         for (size_t i = 0; i < lists.lanes.size(); ++i)
@@ -832,7 +849,11 @@ int main(int n_arguments, char **arguments) {
     }
     std::vector<u32> ops = {EMBED};
     for (u32 layer = 0; layer < LAYERS; ++layer)
-        for (u32 kind = NORM_QKV; kind <= DOWN_ADD; ++kind) ops.push_back(kind | layer << 8);
+        for (const u32 kind : {NORM_QKV, ROPE_STORE, ATTEND, PROJ_ADD, NORM_ROUTE, EXPERT_GATE_UP, EXPERT_DOWN_ADD, NORM_GATE_UP, DOWN_ADD}) {
+            const bool is_of_experts = kind == NORM_ROUTE || kind == EXPERT_GATE_UP || kind == EXPERT_DOWN_ADD;
+            if (is_of_experts ? routers[layer] == nullptr : kind >= NORM_GATE_UP && routers[layer]) continue;
+            ops.push_back(kind | layer << 8);
+        }
     ops.push_back(NORM_HEAD);
 
     u32 given_up = ~0u;
@@ -850,6 +871,10 @@ int main(int n_arguments, char **arguments) {
     launch.plain.qkv.k = guarded<u16>(8 * KV_WIDTH), launch.plain.qkv.v = guarded<u16>(8 * KV_WIDTH);
     launch.plain.a = guarded<u16>(8 * Q_STRIDE), launch.plain.h = guarded<u16>(8 * INTER_STRIDE);
     launch.logits = guarded<float>(8 * VOCAB), launch.shares = guarded<float>(MOST_CELLS * HEADS), launch.other_shares = guarded<float>(MOST_CELLS * HEADS);
+#if HAS_EXPERTS
+    launch.h = guarded<u64>(std::max(8 * INTER_STRIDE / 2, 8 * N_CHOSEN * EXPERT_STRIDE / 2));
+    launch.experts = {routers.data(), guarded<u64>(8 * EXPERTS), guarded<Route>(8 * N_CHOSEN), guarded<u16>(8 * N_CHOSEN * EXPERT_STRIDE)};
+#endif
     launch.done = guarded<u64>(N_BLOCKS), launch.chosen = guarded<u64>(8);
     launch.sampling = empty_sampling();
     launch.given_up = &given_up, launch.mailbox = guarded<Mailbox>(1);

@@ -66,12 +66,13 @@ class Weft:
     scratch: Path
     name: str = "weft"
     form: str | None = None  # otherwise what weft says
+    pin: list[str] = field(default_factory=list)  # what binds it to cores
     about: dict = field(default_factory=dict)
     machine: dict = field(default_factory=dict)
 
     def command(self, tests: Tests) -> list[str]:
         return [
-            str(self.path), "bench", "--device", self.device, "--model", str(self.model),
+            *self.pin, str(self.path), "bench", "--device", self.device, "--model", str(self.model),
             "-p", commas(tests.prompts), "-n", str(tests.tokens), "-d", commas(tests.depths),
             "-b", commas(tests.batches), "-r", str(tests.repetitions), "--follow", *self.more,
         ]
@@ -110,12 +111,13 @@ class Llama:
     form: str
     more: list[str]
     commit: str | None = None  # if the program does not know it: it was built outside a checkout
+    pin: list[str] = field(default_factory=list)  # what binds it to cores
     about: dict = field(default_factory=dict)
     name: str = "llama.cpp"
 
     def command(self, tests: Tests) -> list[str]:
         return [
-            str(self.path), "-m", str(self.gguf), "-p", commas(tests.prompts),
+            *self.pin, str(self.path), "-m", str(self.gguf), "-p", commas(tests.prompts),
             "-n", str(tests.tokens), "-d", commas(tests.depths), "-r", str(tests.repetitions),
             "-o", "json", *self.more,
         ]

@@ -1,5 +1,6 @@
 """python3 -m unittest discover -s tools/peers -t tools"""
 
+import importlib.util
 import json
 import stat
 import struct
@@ -68,6 +69,25 @@ class Turns(Folder):
         report = self.run_all([weft, llama])
         self.assertEqual({row["form"] for row in report["rows"]}, {"model-Q4_0"})
         self.assertEqual([one["form"] for one in report["programs"]], ["model-Q4_0"] * 2)
+
+    def test_both_read_one_file_and_run_on_the_same_cores(self) -> None:
+        # The command has the package's name, so it is loaded by its path.
+        path = Path(__file__).parents[1] / "peers.py"
+        spec = importlib.util.spec_from_file_location("front", path)
+        front = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(front)
+        (self.folder / "q4_0.gguf").write_text("GGUF")
+        save, llama = str(self.folder / "s.json"), str(self.folder / "llama")
+        words = ["peers.py", "--weft", "weft", "--device", "cpu", "--save", save, "--same"]
+        words += ["--llama-bench", llama, "--forms", "q4_0", "--cores", "0,2-3"]
+        with mock.patch.object(sys, "argv", words):
+            programs = front.commands(front.arguments(), self.folder, self.folder)
+        weft, llama = [program.command(TESTS) for program in programs]
+        self.assertEqual(weft[:4], ["taskset", "-c", "0,2-3", "weft"])
+        self.assertEqual(llama[:3], ["taskset", "-c", "0,2-3"])
+        self.assertEqual(weft[weft.index("--model") + 1], llama[llama.index("-m") + 1])
+        self.assertEqual(llama[llama.index("-t") + 1], "3")
+        self.assertEqual([program.form for program in programs], ["q4_0", "q4_0"])
 
     def test_programs_take_turns_and_one_file_holds_all_samples(self) -> None:
         run = self.run_all(self.both(), rounds=3)

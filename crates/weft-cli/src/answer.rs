@@ -214,6 +214,7 @@ mod tests {
             reuse: Reuse::Exact,
             shift: 0,
             repaired_tokens: 0,
+            coarse_tokens: 0,
             attention: 0.0,
             time: Duration::ZERO,
             saved: Duration::from_millis(70),

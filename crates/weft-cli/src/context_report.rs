@@ -107,6 +107,10 @@ fn table(report: &Report, name: &dyn Fn(&ChunkId) -> Option<String>) -> String {
     let _ = writeln!(text, "{:<61}{bar}", "answer");
     let (saved, cold) = (size::time(report.saved()), size::time(report.cold_estimate()));
     let _ = writeln!(text, "saved {saved} of {cold}");
+    if report.coarse_tokens() > 0 {
+        let coarse = report.coarse_tokens();
+        let _ = writeln!(text, "rows of {} were stored in 8 bits", size::plural(coarse, "token"));
+    }
     text
 }
 
@@ -165,6 +169,7 @@ mod tests {
             reuse: Reuse::Anchored,
             shift: -30_000,
             repaired_tokens: 0,
+            coarse_tokens: 0,
             attention: 0.25,
             time: Duration::from_micros(1_234_567),
             saved: Duration::from_secs(12),
@@ -191,6 +196,15 @@ mod tests {
                 assert!(line.chars().count() < 80, "{n}: {line}");
             }
         }
+    }
+
+    #[test]
+    fn rows_that_were_stored_in_8_bits_are_mentioned() {
+        let mut report = report(&[Some(Tier::Disk), None]);
+        assert!(!draw(&report, &|_| None, false).contains("8 bits"));
+        report.pieces[0].coarse_tokens = 10;
+        let text = draw(&report, &|_| None, false);
+        assert!(text.contains("rows of 10 tokens were stored in 8 bits\n"), "{text}");
     }
 
     #[test]

@@ -108,9 +108,14 @@ impl From<weft::Error> for CliError {
                  more, or lower --ctx-size",
                 size::bytes(given)
             )),
-            error @ weft::Error::TooLarge { .. } => {
-                Self::Memory(format!("{error} (--ctx-size, --kv-memory)"))
+            error @ weft::Error::TooLarge { has_experts, .. } => {
+                let experts = if has_experts { ", --experts cpu" } else { "" };
+                Self::Memory(format!("{error} (--ctx-size, --kv-memory{experts})"))
             }
+            error @ weft::Error::ExpertsTooLarge { .. } => Self::Memory(error.to_string()),
+            weft::Error::Experts(reason) => Self::Usage(format!(
+                "--experts cpu keeps experts in main memory beside a GPU: {reason}; leave it out"
+            )),
             error => Self::Usage(error.to_string()),
         }
     }

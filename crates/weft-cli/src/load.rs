@@ -152,14 +152,17 @@ fn describe(llm: &Llm, no_gpu: &str, start: Instant) -> String {
         Tested::NotNeeded => String::new(),
     };
     let details = llm.device_details().map_or_else(String::new, |text| format!(" ({text})"));
-    let MemoryPlan { limits, need, .. } = llm.memory();
+    let MemoryPlan { limits, need, experts, .. } = llm.memory();
+    let experts = experts.map_or_else(String::new, |experts| {
+        format!(" + {} of experts in main memory", size::bytes(experts.need.total()))
+    });
     let config = llm.config();
     let draft = llm.draft_memory().map_or_else(String::new, |draft| {
         format!(" · draft model {}", size::bytes(draft.need.total()))
     });
     format!(
-        "{} {} · {}{details}{no_gpu}{tested} · {} of weights + {} of KV + {} of scratch = {}, context {}{draft} · \
-         loaded in {:.1} s",
+        "{} {} · {}{details}{no_gpu}{tested} · {} of weights + {} of KV + {} of scratch = {}{experts}, \
+         context {}{draft} · loaded in {:.1} s",
         config.family,
         size::count(weft_core::weights::parameters(config)),
         llm.device(),
@@ -181,7 +184,7 @@ fn options(args: &ModelArgs) -> Options {
     if let Some(threads) = args.device.threads {
         options = options.threads(threads);
     }
-    options
+    options.experts(args.device.experts.place())
 }
 
 fn with_room(mut options: Options, cache: &CacheArgs) -> Options {
@@ -220,6 +223,7 @@ pub(crate) fn plan(
         None if args.device.kernels == Kernels::Reference => Chosen::Reference,
         None => Chosen::Cpu,
     };
+    let device = device.with_experts(args.device.experts.place(), &model.config)?;
     Ok(MemoryPlan::new(&model.config, &forms, &room, device)?)
 }
 

@@ -166,12 +166,14 @@ fn load(id: &str, model: Model, served: &ServedModels) -> Result<Loaded, CliErro
         on_gpu: engine.device().kv_family().starts_with("CUDA"),
         has_gpu: weft_cuda::probe().is_ok(),
         kernels: resident::kernels(args.device.kernels),
+        experts: resident::experts(args.device.experts),
         context: engine.context(),
         default_context: DEFAULT_CONTEXT.min(model.config.max_positions),
         no_cache: cache.no_cache,
         kv_memory: cache.kv_memory,
         ram_cache: cache.ram_cache,
         disk_cache: cache.disk_cache,
+        stored_rows: cache.stored_rows.unwrap_or_default(),
         remote: cache.remote.remote.clone(),
     };
     let identity = Identity::of_server(args, cache, about);

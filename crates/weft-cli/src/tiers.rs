@@ -84,7 +84,7 @@ pub(crate) fn keep(options: Options, args: &CacheArgs) -> Result<Options, CliErr
         None => options,
     };
     let Budget { ram_bytes, disk_bytes, folder } = Budget::new(args);
-    let options = options.ram_cache(ram_bytes);
+    let options = options.ram_cache(ram_bytes).stored_rows(args.stored_rows.unwrap_or_default());
     Ok(match folder {
         Some(folder) => options.disk_cache(folder, disk_bytes),
         None if disk_bytes > 0 => {

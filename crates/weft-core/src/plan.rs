@@ -107,6 +107,11 @@ impl Op {
         }
     }
 
+    /// Whether the op reads the matrices of experts.
+    pub const fn is_of_experts(self) -> bool {
+        matches!(self, Self::ExpertGateUp { .. } | Self::ExpertDownAdd { .. })
+    }
+
     /// The decoder layer of the op, if it has one.
     pub const fn layer(self) -> Option<u16> {
         match self {

@@ -20,6 +20,8 @@ pub struct Parts {
 pub struct ReasoningStream {
     state: State,
     held: String,
+    /// Whether a thought has been closed.
+    is_closed: bool,
 }
 
 #[derive(Debug, PartialEq)]
@@ -44,7 +46,17 @@ impl ReasoningStream {
             (None, _) => false,
         };
         let state = if open { State::Opened } else { State::Start };
-        Self { state, held: String::new() }
+        Self { state, held: String::new(), is_closed: false }
+    }
+
+    /// Whether all text so far belongs to reasoning that has not been closed.
+    pub fn is_open(&self) -> bool {
+        matches!(self.state, State::Opened | State::Thinking)
+    }
+
+    /// Whether there was reasoning and the answer follows.
+    pub fn is_closed(&self) -> bool {
+        self.is_closed
     }
 
     /// Takes more text, and returns the part that is certain.
@@ -105,6 +117,7 @@ impl ReasoningStream {
                     parts.reasoning.push_str(thought);
                     self.held = rest.to_owned();
                     self.state = State::Closed;
+                    self.is_closed = true;
                     return true;
                 }
                 let certain = self.held.len() - held_back(&self.held, CLOSE);

@@ -25,7 +25,7 @@ pub(crate) struct Activations {
 }
 
 impl Activations {
-    fn new(tokens: usize, width: usize) -> Self {
+    pub(crate) fn new(tokens: usize, width: usize) -> Self {
         let stride = width.next_multiple_of(RUN);
         // Zero bits take memory when they are first written.
         let values = vec![0; tokens * stride].reinterpret_into();

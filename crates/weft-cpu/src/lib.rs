@@ -9,6 +9,7 @@
 mod bandwidth;
 mod buffers;
 mod coded;
+mod experts;
 mod isa;
 mod kv_rows;
 mod matmul;
@@ -37,6 +38,7 @@ use weft_core::routing::{from_numbers, to_numbers};
 use weft_core::weights::{Forms, Weights, WeightsError};
 
 use buffers::{Buffers, Kv};
+use ops::ExpertStep;
 use pool::Pool;
 use routing::Routing;
 use scratch::{Lists, Scratch};
@@ -44,8 +46,9 @@ use shares::Shares;
 use weights::ModelWeights;
 
 pub use bandwidth::{BandwidthSample, read_bandwidth};
+pub use experts::{CpuExperts, need_of_experts};
 pub use isa::{ISA_VARIABLE, Isa, IsaError};
-pub use memory::release_free_memory;
+pub use memory::{release_free_memory, share_pools};
 
 /// The memory that a device with these limits needs.
 pub fn need(config: &Config, forms: &Forms, limits: &Limits) -> Need {
@@ -163,8 +166,12 @@ impl Device for CpuDevice {
                 Op::NormGateUp { layer } => ops::norm_gate_up::run(self, layer),
                 Op::DownAdd { layer } => ops::down_add::run(self, layer),
                 Op::NormRoute { layer } => ops::norm_route::run(self, layer),
-                Op::ExpertGateUp { layer } => ops::expert_gate_up::run(self, layer),
-                Op::ExpertDownAdd { layer } => ops::expert_down_add::run(self, layer),
+                Op::ExpertGateUp { layer } => {
+                    ops::expert_gate_up::run(ExpertStep::of(self, layer));
+                }
+                Op::ExpertDownAdd { layer } => {
+                    ops::expert_down_add::run(ExpertStep::of(self, layer));
+                }
                 Op::NormHead => ops::norm_head::run(self),
             }
         }

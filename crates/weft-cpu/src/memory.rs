@@ -107,6 +107,24 @@ impl<'a, T> Disjoint<'a, T> {
     }
 }
 
+/// Makes the threads of the process share few pools of memory, unless the environment says how
+/// many. glibc has up to eight for each core, and what stays in one keeps the pages around it from
+/// being given back: each load of a model in its own thread left some. Call it before other threads
+/// begin.
+pub fn share_pools() {
+    #[cfg(all(target_os = "linux", target_env = "gnu"))]
+    if std::env::var_os("MALLOC_ARENA_MAX").is_none() {
+        // SAFETY: the call takes no pointer, and changes a setting of the allocator alone.
+        unsafe {
+            libc::mallopt(libc::M_ARENA_MAX, MAX_POOLS);
+        }
+    }
+}
+
+/// Pools of memory: one for the first thread, and one for the others.
+#[cfg(all(target_os = "linux", target_env = "gnu"))]
+const MAX_POOLS: libc::c_int = 2;
+
 /// Gives memory that the process has freed back to the system. The allocator of some systems would
 /// keep much of a model's for later.
 pub fn release_free_memory() {

@@ -32,7 +32,8 @@ pub(crate) struct LayerWeights {
 
 pub(crate) enum Mlp {
     Dense(Projections),
-    Sparse(Experts),
+    /// The router, and the projections of all experts: whole blocks of each, one after the other.
+    Sparse(Packed, Projections),
 }
 
 pub(crate) struct Projections {
@@ -40,24 +41,59 @@ pub(crate) struct Projections {
     pub(crate) down: Matrix,
 }
 
-/// The router, and the projections of all experts: whole blocks of each, one after the other.
-pub(crate) struct Experts {
-    pub(crate) router: Packed,
-    pub(crate) gate_up: Twins,
-    pub(crate) down: Matrix,
+impl Projections {
+    /// Those of a layer's MLP, or of its experts.
+    fn read(config: &Config, from: &dyn Weights, layer: u16) -> Result<Self, WeightsError> {
+        use LayerTensor as T;
+        let [gate, up, down] = match config.experts_of(layer) {
+            None => [T::Gate, T::Up, T::Down],
+            Some(_) => [T::ExpertGate, T::ExpertUp, T::ExpertDown],
+        };
+        Ok(Self {
+            gate_up: Twins::read(config, from, [gate, up].map(|kind| Tensor::Layer(layer, kind)))?,
+            down: Matrix::read(config, from, Tensor::Layer(layer, down))?,
+        })
+    }
+}
+
+/// The weights of a sparse layer's experts alone.
+pub(crate) struct ExpertLayer {
+    pub(crate) mlp_norm: Vec<f32>,
+    pub(crate) experts: Projections,
+}
+
+impl ExpertLayer {
+    /// Reads the experts of all layers by `threads` threads; none of dense layers.
+    pub(crate) fn read_all(
+        config: &Config,
+        from: &dyn Weights,
+        threads: usize,
+    ) -> Result<Vec<Option<Self>>, WeightsError> {
+        in_parallel(threads, config.layers, |layer| {
+            let layer = u16::try_from(layer).expect("Config bounds the number of layers");
+            let read = |_| {
+                Ok(Self {
+                    mlp_norm: read_vector(from, Tensor::Layer(layer, LayerTensor::MlpNorm))?,
+                    experts: Projections::read(config, from, layer)?,
+                })
+            };
+            config.experts_of(layer).map(read).transpose()
+        })
+    }
 }
 
 impl Mlp {
     pub(crate) fn dense(&self) -> &Projections {
         match self {
             Self::Dense(projections) => projections,
-            Self::Sparse(_) => unreachable!("the plan has dense MLPs in dense layers"),
+            Self::Sparse(..) => unreachable!("the plan has dense MLPs in dense layers"),
         }
     }
 
-    pub(crate) fn sparse(&self) -> &Experts {
+    /// The router and the experts.
+    pub(crate) fn sparse(&self) -> (&Packed, &Projections) {
         match self {
-            Self::Sparse(experts) => experts,
+            Self::Sparse(router, experts) => (router, experts),
             Self::Dense(_) => unreachable!("the plan has experts in sparse layers"),
         }
     }
@@ -114,8 +150,6 @@ impl LayerWeights {
     fn read(config: &Config, from: &dyn Weights, layer: u16) -> Result<Self, WeightsError> {
         use LayerTensor as T;
         let matrix = |kind| Matrix::read(config, from, Tensor::Layer(layer, kind));
-        let twins =
-            |kinds: [T; 2]| Twins::read(config, from, kinds.map(|kind| Tensor::Layer(layer, kind)));
         let vector = |kind| read_vector(from, Tensor::Layer(layer, kind));
         Ok(Self {
             attention_norm: vector(T::AttentionNorm)?,
@@ -131,15 +165,11 @@ impl LayerWeights {
             o: matrix(T::O)?,
             mlp_norm: vector(T::MlpNorm)?,
             mlp: match config.experts_of(layer) {
-                None => Mlp::Dense(Projections {
-                    gate_up: twins([T::Gate, T::Up])?,
-                    down: matrix(T::Down)?,
-                }),
-                Some(_) => Mlp::Sparse(Experts {
-                    router: Packed::read(config, from, Tensor::Layer(layer, T::Router))?,
-                    gate_up: twins([T::ExpertGate, T::ExpertUp])?,
-                    down: matrix(T::ExpertDown)?,
-                }),
+                None => Mlp::Dense(Projections::read(config, from, layer)?),
+                Some(_) => Mlp::Sparse(
+                    Packed::read(config, from, Tensor::Layer(layer, T::Router))?,
+                    Projections::read(config, from, layer)?,
+                ),
             },
         })
     }

@@ -5,10 +5,12 @@ use half::bf16;
 use proptest::prelude::*;
 use proptest::test_runner::{Config as Cases, TestRunner};
 use weft_core::config::Config;
-use weft_core::device::{Inspect, Limits};
+use weft_core::device::{Buffer, HostExperts, Inspect, Limits};
+use weft_core::plan::Op;
 use weft_core::reference::Reference;
+use weft_core::routing::{Route, from_numbers};
 use weft_core::weights::{LayerTensor, Quantised, RandomWeights, Tensor, Weights};
-use weft_cpu::{CpuDevice, ISA_VARIABLE, Isa, Options};
+use weft_cpu::{CpuDevice, CpuExperts, ISA_VARIABLE, Isa, Options};
 use weft_testing::conformance::{
     experts_show_neither_cuts_nor_neighbours, laid_routes_match_the_reference,
     ties_go_to_the_lower_index,
@@ -114,4 +116,59 @@ fn threads_do_not_show() {
         let alone = run(1);
         assert!((2..5).all(|threads| run(threads) == alone), "{isa}");
     }
+}
+
+/// Experts in main memory, for another device, have the bits of the CPU device's ops; each token
+/// alone and beside others.
+#[test]
+fn experts_alone_compute_the_bits_of_the_device() {
+    const N: usize = 7;
+    let config = config("qwen3_moe");
+    let (hidden, chosen) = (config.hidden, config.experts.as_ref().unwrap().chosen);
+    let layer = (0..config.layers as u16).rfind(|layer| config.experts_of(*layer).is_some());
+    let layer = layer.unwrap();
+    let ops = [Op::ExpertGateUp { layer }, Op::ExpertDownAdd { layer }];
+    let tokens = weft_testing::tokens(N, 1, config.vocab);
+    let own = weft_testing::span(0, N, 0);
+    for (isa, form) in available().flat_map(|isa| forms::all().into_iter().map(move |f| (isa, f))) {
+        let weights = Quantised::new(RandomWeights::new(&config, 7), form);
+        let options = Options { limits: LIMITS, threads: 2, isa };
+        let mut device = CpuDevice::new(&config, &weights, options).unwrap();
+        let mut experts = CpuExperts::new(&config, &weights, options).unwrap();
+        let before: Vec<Op> =
+            weft_core::plan::plan(&config).into_iter().take_while(|op| *op != ops[0]).collect();
+        let work = weft_testing::Work::new(&tokens, 0, Vec::new(), own.clone());
+        weft_testing::run(&mut device, &before, std::slice::from_ref(&work));
+        let x: Vec<bf16> =
+            device.read(Buffer::X)[..N * hidden].iter().map(|x| bf16::from_f32(*x)).collect();
+        let mut routes = vec![Route::default(); LIMITS.step_tokens * chosen];
+        from_numbers(&device.read(Buffer::Routes), chosen, &mut routes);
+        weft_testing::run(&mut device, &ops, std::slice::from_ref(&work));
+        let expected = device.read(Buffer::X);
+
+        // Rows of another device are padded, and what is between them stays.
+        let stride = hidden + 3;
+        let mut rows = vec![bf16::NAN; N * stride];
+        for (to, from) in rows.chunks_exact_mut(stride).zip(x.chunks_exact(hidden)) {
+            to[..hidden].copy_from_slice(from);
+        }
+        let mut alone = rows.clone();
+        experts.add(layer, &mut rows, stride, &routes[..N * chosen]);
+        for (row, routes) in alone.chunks_exact_mut(stride).zip(routes.chunks_exact(chosen)) {
+            experts.add(layer, row, stride, routes);
+        }
+        for (token, row) in rows.chunks_exact(stride).enumerate() {
+            let ours: Vec<f32> = row[..hidden].iter().map(|x| x.to_f32()).collect();
+            assert_eq!(ours, expected[token * hidden..][..hidden], "{isa} {form:?} {token}");
+            assert_ne!(ours[..], device_input(&x, token, hidden)[..], "{isa} {form:?} {token}");
+            assert!(row[hidden..].iter().all(|x| x.is_nan()), "padding is nobody's");
+        }
+        let bits = |all: &[bf16]| all.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+        assert_eq!(bits(&alone), bits(&rows), "{isa} {form:?}");
+    }
+}
+
+/// A token's row before its experts.
+fn device_input(x: &[bf16], token: usize, hidden: usize) -> Vec<f32> {
+    x[token * hidden..][..hidden].iter().map(|x| x.to_f32()).collect()
 }

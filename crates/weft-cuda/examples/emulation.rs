@@ -29,7 +29,7 @@ use weft_core::weights::{
 use weft_cuda::{Chip, packed_matrices, sources};
 use weft_testing::Work;
 use weft_testing::forms::{self, Mixed};
-use weft_testing::parity::{Noise, assert_close, assert_shares_close};
+use weft_testing::parity::{Noise, assert_close, assert_routes_close, assert_shares_close};
 
 /// What `tests/parity.rs` grants kernels on a GPU.
 const NOISE: Noise = Noise { sums: 3e-5, weights: 0.01 };
@@ -42,13 +42,13 @@ fn main() -> Result<(), Box<dyn Error>> {
     match arguments.as_slice() {
         ["headers", model, forms, n_sms, folder] => {
             let config = config(model)?;
-            write_headers(&config, coded(&config, forms)?, n_sms.parse()?, folder)
+            write_headers(&config, given(&config, forms)?, n_sms.parse()?, folder)
         }
         ["check", model, forms, dumps @ ..] if !dumps.is_empty() => {
             let config = config(model)?;
             dumps.iter().try_for_each(|path| {
                 let bytes = std::fs::read(path)?;
-                let checked = check(&config, coded(&config, forms)?, Dump(&bytes));
+                let checked = check(&config, given(&config, forms)?, Dump(&bytes));
                 checked.map_err(|error| format!("{path}: {error}").into())
             })
         }
@@ -67,26 +67,69 @@ fn config(model: &str) -> Result<Config, Box<dyn Error>> {
     })
 }
 
-/// The weights that a name stands for: none for a plain model, those of one of
-/// `weft_testing::forms`, or with several forms in the parts of each matrix.
-fn coded(config: &Config, name: &str) -> Result<Option<Mixed>, Box<dyn Error>> {
+/// The matrices that a name stands for: none for a plain model whose matrices the harness makes;
+/// plain ones, with or without routers that tie; those of one of `weft_testing::forms`; or with
+/// several forms in the parts of each matrix.
+fn given(config: &Config, name: &str) -> Result<Option<Given>, Box<dyn Error>> {
     let all = forms::all();
-    Ok(match name {
-        "plain" => None,
-        "mixed" => Some(Mixed::new(config, &[all[5], all[8], all[0]], |tensor| {
+    let matrices = match name {
+        "plain" => return Ok(None),
+        "random" | "ties" => Mixed::new(config, &[], |_| None),
+        "mixed" => Mixed::new(config, &[all[5], all[8], all[0]], |tensor| {
             Some(match tensor {
                 Tensor::Layer(_, LayerTensor::K | LayerTensor::Gate) | Tensor::Head => 1,
                 Tensor::Layer(1, LayerTensor::V | LayerTensor::Down) => 1,
                 Tensor::Layer(1, LayerTensor::O) => 2,
+                Tensor::Layer(_, LayerTensor::ExpertUp) => 1,
+                Tensor::Layer(1, LayerTensor::ExpertDown) => 2,
                 _ => 0,
             })
-        })),
-        number => Some(Mixed::new(config, &[all[number.parse::<usize>()?]], |_| Some(0))),
-    })
+        }),
+        number => Mixed::new(config, &[all[number.parse::<usize>()?]], |_| Some(0)),
+    };
+    Ok(Some(Given { matrices, ties: name == "ties" }))
 }
 
-/// Weights of one form, without values.
-struct Formed(Form);
+/// Matrices, of whose routers every two rows may be equal.
+struct Given {
+    matrices: Mixed,
+    ties: bool,
+}
+
+impl Weights for Given {
+    fn read(
+        &self,
+        tensor: Tensor,
+        visit: &mut dyn FnMut(usize, &[f32]),
+    ) -> Result<(), WeightsError> {
+        if !self.ties || !matches!(tensor, Tensor::Layer(_, LayerTensor::Router)) {
+            return self.matrices.read(tensor, visit);
+        }
+        let mut rows: Vec<Vec<f32>> = Vec::new();
+        self.matrices.read(tensor, &mut |_, row| rows.push(row.to_vec()))?;
+        (0..rows.len()).for_each(|row| visit(row, &rows[row / 2]));
+        Ok(())
+    }
+
+    fn form(&self, tensor: Tensor) -> Form {
+        self.matrices.form(tensor)
+    }
+
+    fn read_coded(
+        &self,
+        tensor: Tensor,
+        visit: &mut dyn FnMut(usize, &CodedRow<'_>),
+    ) -> Result<(), WeightsError> {
+        self.matrices.read_coded(tensor, visit)
+    }
+
+    fn fingerprint(&self) -> [u8; 32] {
+        [0; 32]
+    }
+}
+
+/// Weights of a model in one form, but for its routers; without values.
+struct Formed(Config, Form);
 
 impl Weights for Formed {
     fn read(&self, _: Tensor, _: &mut dyn FnMut(usize, &[f32])) -> Result<(), WeightsError> {
@@ -94,8 +137,9 @@ impl Weights for Formed {
     }
 
     fn form(&self, tensor: Tensor) -> Form {
-        let config = shapes::config("qwen3-0.6b").expect("it is a named shape");
-        if tensor.shape(&config).len() == 2 { self.0 } else { Form::Plain }
+        let is_router = matches!(tensor, Tensor::Layer(_, LayerTensor::Router));
+        let is_vector = tensor.shape(&self.0).len() == 1;
+        if is_router || is_vector { Form::Plain } else { self.1 }
     }
 
     fn fingerprint(&self) -> [u8; 32] {
@@ -117,7 +161,12 @@ fn write_constants(
         other => return Err(format!("{other} is none of plain, int4 and int8").into()),
     };
     let chip = Chip { n_sms, ..Chip::HOPPER };
-    write_generated(config, &Forms::of(&Formed(form), config), chip, Path::new(folder))
+    write_generated(
+        config,
+        &Forms::of(&Formed(config.clone(), form), config),
+        chip,
+        Path::new(folder),
+    )
 }
 
 /// Writes `generated/*.cuh`.
@@ -135,17 +184,17 @@ fn write_generated(
     Ok(())
 }
 
-/// Writes the headers; for a coded model also its matrices, each after its length.
+/// Writes the headers; of a model whose matrices are given also those, each after its length.
 fn write_headers(
     config: &Config,
-    coded: Option<Mixed>,
+    given: Option<Given>,
     n_sms: usize,
     folder: &str,
 ) -> Result<(), Box<dyn Error>> {
     let (chip, folder) = (Chip { n_sms, has_warpgroups: false, ..Chip::HOPPER }, Path::new(folder));
-    let forms = coded.as_ref().map_or_else(Forms::default, |weights| Forms::of(weights, config));
+    let forms = given.as_ref().map_or_else(Forms::default, |weights| Forms::of(weights, config));
     write_generated(config, &forms, chip, folder)?;
-    let Some(weights) = coded else { return Ok(()) };
+    let Some(weights) = given else { return Ok(()) };
     let matrices = packed_matrices(config, &weights, chip)?;
     let with_length = |bytes: Vec<u8>| [&(bytes.len() as u64).to_le_bytes(), &bytes[..]].concat();
     let all: Vec<u8> = matrices.into_iter().flat_map(with_length).collect();
@@ -201,7 +250,7 @@ impl Dump<'_> {
 struct DumpedWeights {
     config: Config,
     /// Matrices that are not in the dump.
-    coded: Option<Mixed>,
+    given: Option<Given>,
     embed: Vec<f32>,
     head: Vec<f32>,
     layers: Vec<DumpedLayer>,
@@ -222,13 +271,13 @@ struct DumpedLayer {
 }
 
 impl DumpedWeights {
-    fn read(config: &Config, coded: Option<Mixed>, from: &mut Dump<'_>) -> Self {
+    fn read(config: &Config, given: Option<Given>, from: &mut Dump<'_>) -> Self {
         let Config { hidden, vocab, intermediate, head_dim, .. } = *config;
         let qkv_rows = config.q_width() + 2 * config.kv_width();
-        let is_plain = usize::from(coded.is_none());
+        let is_plain = usize::from(given.is_none());
         Self {
             config: config.clone(),
-            coded,
+            given,
             embed: from.values(is_plain * vocab * hidden),
             head: from.values(is_plain * vocab * hidden),
             layers: (0..config.layers)
@@ -277,7 +326,7 @@ impl DumpedWeights {
             LayerTensor::Router
             | LayerTensor::ExpertGate
             | LayerTensor::ExpertUp
-            | LayerTensor::ExpertDown => unreachable!("emulated models have no experts"),
+            | LayerTensor::ExpertDown => unreachable!("matrices of experts are given"),
         }
     }
 }
@@ -289,8 +338,9 @@ impl Weights for DumpedWeights {
         visit: &mut dyn FnMut(usize, &[f32]),
     ) -> Result<(), WeightsError> {
         let shape = TensorShape::new(tensor, &self.config);
-        if let (Form::Coded(_), Some(coded)) = (self.form(tensor), &self.coded) {
-            return coded.read(tensor, visit);
+        let is_matrix = tensor.shape(&self.config).len() > 1;
+        if let Some(given) = self.given.as_ref().filter(|_| is_matrix) {
+            return given.read(tensor, visit);
         }
         let (list, first, apart) = self.place(tensor);
         let rows = list.chunks_exact(shape.row()).skip(first).step_by(apart);
@@ -299,7 +349,7 @@ impl Weights for DumpedWeights {
     }
 
     fn form(&self, tensor: Tensor) -> Form {
-        self.coded.as_ref().map_or(Form::Plain, |coded| coded.form(tensor))
+        self.given.as_ref().map_or(Form::Plain, |given| given.form(tensor))
     }
 
     fn read_coded(
@@ -307,7 +357,7 @@ impl Weights for DumpedWeights {
         tensor: Tensor,
         visit: &mut dyn FnMut(usize, &CodedRow<'_>),
     ) -> Result<(), WeightsError> {
-        self.coded.as_ref().expect("plain matrices have no codes").read_coded(tensor, visit)
+        self.given.as_ref().expect("plain matrices have no codes").read_coded(tensor, visit)
     }
 
     fn fingerprint(&self) -> [u8; 32] {
@@ -330,9 +380,15 @@ fn written(op: Op) -> &'static [Buffer] {
     }
 }
 
+/// Whether the experts of a token are such as ties go to the lower index, if every two tie.
+fn lower_come_first(experts: &[f32]) -> bool {
+    experts.iter().all(|expert| expert % 2.0 == 0.0 || experts.contains(&(expert - 1.0)))
+}
+
 /// Runs every op of the plan on the reference, with the inputs that the kernel had.
-fn check(config: &Config, coded: Option<Mixed>, mut dump: Dump<'_>) -> Result<(), TestCaseError> {
-    let weights = DumpedWeights::read(config, coded, &mut dump);
+fn check(config: &Config, given: Option<Given>, mut dump: Dump<'_>) -> Result<(), TestCaseError> {
+    let ties = given.as_ref().is_some_and(|given| given.ties);
+    let weights = DumpedWeights::read(config, given, &mut dump);
     let works: Vec<Work> = (0..dump.number()).map(|_| dump.lane()).collect();
     let lanes: Vec<Lane<'_>> = works.iter().map(Work::lane).collect();
     let step = Step { lanes: &lanes };
@@ -351,14 +407,23 @@ fn check(config: &Config, coded: Option<Mixed>, mut dump: Dump<'_>) -> Result<()
     for op in plan(config) {
         reference.run(&[op], &step).expect("the reference runs any op");
         for buffer in Buffer::of(config) {
-            let ours = dump.values(n_tokens * buffer.width(config));
+            let n = n_tokens * buffer.width(config);
+            let are_routes = buffer == Buffer::Routes;
+            let ours = if are_routes { dump.floats(n) } else { dump.values(n) };
             if !written(op).contains(&buffer) {
                 continue;
             }
             let is_attend = matches!(op, Op::Attend { .. });
             let noise = if is_attend { NOISE.weights } else { NOISE.sums };
             let theirs = &reference.read(buffer)[..ours.len()];
-            assert_close(&format!("{op} {buffer:?}"), &ours, theirs, noise)?;
+            if are_routes {
+                let chosen = buffer.width(config) / 2;
+                assert_routes_close(&ours, theirs, chosen)?;
+                let of_token = |routes: &[f32]| !ties || lower_come_first(&routes[..chosen]);
+                prop_assert!(ours.chunks(2 * chosen).all(of_token), "{op}: {ours:?}");
+            } else {
+                assert_close(&format!("{op} {buffer:?}"), &ours, theirs, noise)?;
+            }
             // The next op of both has the same input.
             let mut all = reference.read(buffer);
             all[..ours.len()].copy_from_slice(&ours);

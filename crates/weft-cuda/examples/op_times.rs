@@ -3,14 +3,14 @@
 //!
 //!     cargo run --release -p weft-cuda --example op_times -- qwen3-0.6b 200 1 | tee times.jsonl
 //!
-//! The arguments are a named shape, the context, the number of tokens of the step, and of layers where not all
-//! are wanted.
+//! The arguments are a named shape, the context, the number of tokens of the step, of layers (0: all),
+//! and of bits that weights are quantised to (0: none).
 
 use weft_core::device::{Device, Lane, Limits, Outputs, Span, Step};
 use weft_core::kv::{PAGE_ROWS, pages_for};
 use weft_core::plan::{Op, plan};
 use weft_core::shapes;
-use weft_core::weights::{Forms, RandomWeights};
+use weft_core::weights::{Coded, Forms, Quantised, RandomWeights, Weights};
 use weft_cuda::{CudaDevice, Options};
 
 const REPEATS: usize = 20;
@@ -21,7 +21,10 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut number = |or: usize| arguments.next().map_or(Ok(or), |text| text.parse());
     let (context, n_tokens) = (number(200)?, number(1)?);
     let mut config = shapes::config(&name).ok_or("no such shape")?;
-    config.layers = number(config.layers)?.min(config.layers);
+    let (layers, bits) = (number(0)?, number(0)?);
+    if layers > 0 {
+        config.layers = layers.min(config.layers);
+    }
     let rows = context + n_tokens;
     let limits = Limits {
         step_tokens: n_tokens.max(8),
@@ -29,8 +32,12 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         positions: rows,
         pages: pages_for(rows),
     };
-    let weights = RandomWeights::new(&config, 1);
-    let mut device = CudaDevice::new(&config, &weights, Options::new(limits))?;
+    let mut weights: Box<dyn Weights> = Box::new(RandomWeights::new(&config, 1));
+    if bits > 0 {
+        weights = Box::new(Quantised::new(weights, Coded::int(bits as u8)));
+    }
+    let forms = Forms::of(&*weights, &config);
+    let mut device = CudaDevice::new(&config, &*weights, Options::new(limits))?;
     let span = Span {
         pages: (0..limits.pages as u32).collect(),
         first_row: 0,
@@ -65,10 +72,11 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         samples.sort_by(f64::total_cmp);
         let median = samples[samples.len() / 2];
         let bytes: u64 =
-            ops.iter().map(|op| op.bytes(&config, &Forms::default(), device.dtype(), &work)).sum();
+            ops.iter().map(|op| op.bytes(&config, &forms, device.dtype(), &work)).sum();
         let flops: u64 = ops.iter().map(|op| op.flops(&config, &work)).sum();
         println!(
-            r#"{{"shape": "{name}", "context": {context}, "tokens": {n_tokens}, "ops": "{label}", "n": {}, "median_us": {median:.2}, "gb_per_s": {:.1}, "tflop_per_s": {:.2}, "samples_us": {samples:.2?}}}"#,
+            r#"{{"shape": "{name}", "bits": {bits}, "layers": {}, "context": {context}, "tokens": {n_tokens}, "ops": "{label}", "n": {}, "median_us": {median:.2}, "gb_per_s": {:.1}, "tflop_per_s": {:.2}, "samples_us": {samples:.2?}}}"#,
+            config.layers,
             ops.len(),
             bytes as f64 / median / 1e3,
             flops as f64 / median / 1e6,

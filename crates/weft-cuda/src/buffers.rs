@@ -5,6 +5,7 @@ use std::sync::Arc;
 use half::bf16;
 use weft_core::config::Config;
 use weft_core::device::{Buffer, Limits};
+use weft_core::rope::RopeTable;
 
 use crate::driver::{Address, Gpu, Memory};
 use crate::error::CudaError;
@@ -52,6 +53,12 @@ impl Activations {
 
     pub(crate) fn address(&self) -> Address {
         self.memory.address()
+    }
+
+    /// The rows of a buffer that is never in squares.
+    pub(crate) fn memory(&self) -> &Memory {
+        assert!(self.squares.is_none(), "rows in squares");
+        &self.memory
     }
 
     /// Columns, padded.
@@ -137,6 +144,25 @@ pub(crate) fn laid_pages(config: &Config, limits: &Limits) -> usize {
     limits.pages * config.kv_heads * laid_bytes(config.head_dim.next_multiple_of(32))
 }
 
+/// cos and sin: f32 \[2 · positions\]\[head_dim/2\]\[2\]
+pub(crate) fn rope_table(
+    gpu: &Arc<Gpu>,
+    config: &Config,
+    limits: &Limits,
+) -> Result<Memory, CudaError> {
+    // A query's position may be up to a whole context beyond a span's home.
+    let positions = 2 * limits.positions;
+    let table = RopeTable::new(&config.rope, config.head_dim, positions);
+    let mut pairs = Vec::with_capacity(positions * config.head_dim);
+    for position in 0..positions {
+        let (cos, sin) = table.at(position);
+        pairs.extend(cos.iter().zip(sin).flat_map(|(cos, sin)| [*cos, *sin]));
+    }
+    let memory = Memory::new(gpu, "the table of rotations", pairs.len() * 4)?;
+    memory.write(0, &pairs)?;
+    Ok(memory)
+}
+
 /// All buffers of a step.
 pub(crate) struct Buffers {
     /// The residual stream.
@@ -202,7 +228,7 @@ impl Buffers {
             v: rows(config.kv_width())?,
             a: multiplied(config.q_width())?,
             h: multiplied(config.dense_width())?,
-            experts: ExpertBuffers::new(gpu, config, limits)?,
+            experts: ExpertBuffers::new(gpu, config, shape, limits)?,
             run_sums: scratch(run_sums.max(16))?,
             laid: scratch(if shape.attends_tiled() { laid_pages(config, limits) } else { 16 })?,
             logits: Memory::new(gpu, "logits", limits.step_outputs.max(FEW) * config.vocab * 4)?,

@@ -35,6 +35,11 @@ impl Header {
         all.into_iter().for_each(|(name, value)| self.line("int", name, &value.to_string()));
     }
 
+    /// What `#if` asks for.
+    fn define(&mut self, name: &str, value: bool) {
+        writeln!(self.0, "#define {name} {}", u8::from(value)).expect("strings take all");
+    }
+
     fn words(&mut self, all: &[(&str, u32)]) {
         all.iter().for_each(|(name, value)| self.line("u32", name, &format!("{value:#x}u")));
     }
@@ -61,6 +66,7 @@ pub(crate) fn header(config: &Config, shape: &Shape) -> String {
     to.title("A model's sizes, and how its matrices are cut for the GPU (shape.rs).");
     let numbers = shape.constants(config);
     to.numbers(numbers.iter().map(|(name, value)| (name.as_str(), *value)));
+    to.define("HAS_EXPERTS", config.experts.is_some());
     to.float("NORM_EPS", config.norm_eps);
     to.float("SCALE_LOG2", std::f32::consts::LOG2_E / (config.head_dim as f32).sqrt());
 
@@ -84,6 +90,7 @@ pub(crate) fn header(config: &Config, shape: &Shape) -> String {
         ("TILE_QUERIES", shape.tile_queries()),
         ("TILE_THREADS", ops::attend::TILE_THREADS),
         ("LAY_THREADS", ops::attend::LAY_THREADS),
+        ("STORED_HEADS", ops::rope_store::STORED_HEADS),
         ("VALUE_TOKENS", ops::rope_store::VALUE_TOKENS),
         ("VALUE_THREADS", ops::rope_store::VALUE_THREADS),
         ("SENT_ROW", buffers::sent_row(shape.dim)),

@@ -5,19 +5,21 @@ use std::sync::Arc;
 use std::sync::mpsc::Receiver;
 
 use weft_core::config::Config;
-use weft_core::device::{Buffer, Device, DeviceError, Inspect, Limits, Rows, Step, shares};
+use weft_core::device::{
+    Buffer, Device, DeviceError, HostExperts, Inspect, Limits, Rows, Step, shares,
+};
 use weft_core::dtype::Dtype;
 use weft_core::kv::{PAGE_ROWS, PageId, Slot};
 use weft_core::plan::{Op, plan};
-use weft_core::rope::RopeTable;
 use weft_core::sampling::{Logprobs, Sampler};
 use weft_core::store::Rows as HostRows;
 use weft_core::weights::{Forms, Weights};
 
-use crate::buffers::Buffers;
+use crate::buffers::{Buffers, rope_table};
 use crate::driver::{self, Gpu, Memory};
 use crate::error::CudaError;
 use crate::graphs::{self, Graphs};
+use crate::host_experts::OnHost;
 use crate::in_flight::{Asked, InFlight};
 use crate::kernels::{self, Kernels};
 use crate::kv::{Kv, place};
@@ -28,52 +30,12 @@ use crate::persistent::choice::Choice;
 use crate::persistent::{self, Coming, Persistent};
 use crate::rows::Mover;
 use crate::sampling::{Chosen, Sampling};
-use crate::shape::{Chip, Shape};
+use crate::shape::Shape;
 use crate::start_parts::StartParts;
-use crate::tables::{Counts, Family, GroupCounts, Lists, SplitRule, TILES_TO_LAY, Tables};
+use crate::tables::{Counts, Family, GroupCounts, Lists, SplitRule, Tables};
 use crate::weights::ModelWeights;
 
-/// How the ops of a step are launched.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Launches {
-    /// As one kernel or as a graph: whichever was faster for such steps when the device was
-    /// created.
-    Auto,
-    /// One or more tokens run in one persistent kernel; all other steps run as a graph.
-    Persistent,
-    /// A token is one graph with overlapping kernels.
-    #[default]
-    Graph,
-    /// Every op has its own launch.
-    Ops,
-}
-
-/// The options of a device besides the model.
-#[derive(Clone, Copy, Debug)]
-pub struct Options {
-    /// How much memory the device takes.
-    pub limits: Limits,
-    /// How ops are launched.
-    pub launches: Launches,
-    /// A smaller GPU to compute like; for tests.
-    pub chip: Option<Chip>,
-    /// Another architecture to compile for, like `compute_80`, which the driver translates for its
-    /// GPU; for tests.
-    pub arch: Option<&'static str>,
-    /// Whether persistent kernels may draw tokens. Compiling those takes as long as the others, and
-    /// some tests never draw.
-    pub draws: bool,
-    /// Tiles that must see a section on average for its pages to be laid; for tests.
-    pub tiles_to_lay: usize,
-}
-
-impl Options {
-    /// The fastest way.
-    pub fn new(limits: Limits) -> Self {
-        let launches = Launches::default();
-        Self { limits, launches, chip: None, arch: None, draws: true, tiles_to_lay: TILES_TO_LAY }
-    }
-}
+pub(crate) use crate::options::{Launches, Options};
 
 /// The device. Computes in bf16, whatever the model's own format.
 pub struct CudaDevice {
@@ -97,6 +59,8 @@ pub struct CudaDevice {
     pub(crate) sampling: Sampling,
     pub(crate) mover: Mover,
     pub(crate) in_flight: InFlight,
+    /// The experts, if they lie in main memory.
+    pub(crate) on_host: Option<OnHost>,
     pub(crate) shape: Shape,
     pub(crate) config: Config,
     pub(crate) plan: Vec<Op>,
@@ -131,16 +95,44 @@ impl CudaDevice {
         weights: &dyn Weights,
         options: Options,
     ) -> Result<Self, CudaError> {
+        Self::create(config, weights, options, None)
+    }
+
+    /// The same without the model's experts: these lie in main memory, and the device hands their
+    /// ops over. All launches are [`Launches::Ops`].
+    ///
+    /// # Errors
+    /// [`CudaError::Unsupported`] if the model has no experts.
+    pub fn with_host_experts(
+        config: &Config,
+        weights: &dyn Weights,
+        options: Options,
+        experts: Box<dyn HostExperts>,
+    ) -> Result<Self, CudaError> {
+        if config.experts.is_none() {
+            return Err(CudaError::Unsupported("the model has no experts".to_owned()));
+        }
+        let options = Options { launches: Launches::Ops, ..options };
+        Self::create(config, weights, options, Some(experts))
+    }
+
+    fn create(
+        config: &Config,
+        weights: &dyn Weights,
+        options: Options,
+        experts: Option<Box<dyn HostExperts>>,
+    ) -> Result<Self, CudaError> {
         let mut started = StartParts::begin();
         let Options { limits, launches, chip, arch, draws, tiles_to_lay } = options;
         let gpu = driver::open(0)?;
         started.end("context");
         let chip = chip.unwrap_or(gpu.facts.chip);
         let forms = Forms::of(weights, config);
-        let shape = Shape::new(config, &forms, chip)?;
+        let shape = Shape::new(config, &forms, chip)?.with_experts_on_host(experts.is_some());
         let with_persistent = persistent::is_compiled(config, &shape, launches);
         let mut sources = kernels::modules(config, &forms, chip, with_persistent)?;
-        sources.retain(|source| draws || !source.draws());
+        let is_elsewhere = |name: &str| experts.is_some() && name.starts_with("ops/expert_");
+        sources.retain(|source| (draws || !source.draws()) && !is_elsewhere(&source.name));
         let arch = arch.map_or_else(|| gpu.facts.arch(), str::to_owned);
         let mut modules = Modules::begin(&gpu, sources, &arch)?;
         if launches == Launches::Persistent {
@@ -181,6 +173,7 @@ impl CudaDevice {
             modules,
             kv,
             in_flight: InFlight::default(),
+            on_host: OnHost::new(&gpu, config, &limits, experts)?,
             plan,
             config: config.clone(),
             logits: HostLogits::new(&gpu, limits.step_outputs.max(1), config.vocab)?,
@@ -270,20 +263,6 @@ impl CudaDevice {
     }
 }
 
-fn rope_table(gpu: &Arc<Gpu>, config: &Config, limits: &Limits) -> Result<Memory, CudaError> {
-    // A query's position may be up to a whole context beyond a span's home.
-    let positions = 2 * limits.positions;
-    let table = RopeTable::new(&config.rope, config.head_dim, positions);
-    let mut pairs = Vec::with_capacity(positions * config.head_dim);
-    for position in 0..positions {
-        let (cos, sin) = table.at(position);
-        pairs.extend(cos.iter().zip(sin).flat_map(|(cos, sin)| [*cos, *sin]));
-    }
-    let memory = Memory::new(gpu, "the table of rotations", pairs.len() * 4)?;
-    memory.write(0, &pairs)?;
-    Ok(memory)
-}
-
 /// For methods of the trait that cannot return an error: panics if the GPU failed.
 fn expect<T>(result: Result<T, CudaError>) -> T {
     result.unwrap_or_else(|error| panic!("the GPU failed: {error}"))
@@ -297,7 +276,9 @@ impl Device for CudaDevice {
             Launches::Auto | Launches::Graph => "graph",
             Launches::Ops => "ops",
         };
-        format!("CUDA · {} · bf16 · {how}", self.gpu.facts.name)
+        let experts = self.on_host.as_ref().map(OnHost::describe);
+        let experts = experts.map_or_else(String::new, |place| format!(" · experts on {place}"));
+        format!("CUDA · {} · bf16 · {how}{experts}", self.gpu.facts.name)
     }
 
     fn details(&self) -> Option<String> {
@@ -414,7 +395,9 @@ impl Device for CudaDevice {
         let (major, minor) = self.gpu.facts.capability;
         let order = self.shape.order_of_sums();
         // Earlier versions summed rows in sections that began with each piece of a prompt.
-        format!("CUDA (sm_{major}{minor}, bf16, sections by position, {order})")
+        let experts = self.on_host.as_ref().map(OnHost::family);
+        let experts = experts.map_or_else(String::new, |family| format!(", experts by {family}"));
+        format!("CUDA (sm_{major}{minor}, bf16, sections by position, {order}{experts})")
     }
 
     fn read_kv(&self, layers: Range<u16>, rows: &Rows<'_>, k: &mut [u8], v: &mut [u8]) {
@@ -491,6 +474,10 @@ impl Inspect for CudaDevice {
         step: &Step<'_>,
         repeats: usize,
     ) -> Option<Result<Vec<f64>, DeviceError>> {
+        if self.on_host.is_some() {
+            // The host's share cannot be left out.
+            return None;
+        }
         let first = *ops.first()?;
         let timed = self.replay_us(ops, step, repeats);
         Some(timed.map_err(|error| self.device_error((first, error))))

@@ -22,6 +22,9 @@ struct StoredRoute {
     weight: f32,
 }
 
+/// Bytes of a route.
+pub(crate) const ROUTE_BYTES: usize = size_of::<StoredRoute>();
+
 /// Where kernels find the routes of tokens: in the router's logits if there are any, otherwise
 /// where another kernel stored them.
 #[repr(C)]
@@ -102,12 +105,33 @@ impl Sizes {
             of_experts: experts.count * 4,
         }
     }
+
+    /// Without what products need: only the choice is made here.
+    fn of_choice(self) -> Self {
+        let Self { logits, routes, .. } = self;
+        let (n_routes, norms, placed, products, slots) = (0, 0, 0, 0, 0);
+        let (sources, tiles, of_experts) = (0, 0, 0);
+        Self {
+            logits,
+            routes,
+            n_routes,
+            norms,
+            placed,
+            products,
+            slots,
+            sources,
+            tiles,
+            of_experts,
+        }
+    }
 }
 
-/// Bytes that the buffers of a model's experts take, but for the sums of runs.
-pub(crate) fn bytes(config: &Config, limits: &Limits) -> usize {
+/// Bytes that the buffers of a model's experts take, but for the sums of runs. If the experts are
+/// on the host, only their choice is here.
+pub(crate) fn bytes(config: &Config, limits: &Limits, on_host: bool) -> usize {
     let Some(experts) = &config.experts else { return 0 };
     let sizes = Sizes::new(config, experts, limits);
+    let sizes = if on_host { sizes.of_choice() } else { sizes };
     let Sizes { logits, routes, n_routes, norms, placed, products, slots, sources, tiles, .. } =
         sizes;
     let h = Activations::bytes(n_routes, padded(experts.intermediate));
@@ -117,7 +141,7 @@ pub(crate) fn bytes(config: &Config, limits: &Limits) -> usize {
 
 /// Bytes of the sums of experts' input over runs, if warpgroups multiply forms with offsets.
 pub(crate) fn run_sums_bytes(shape: &Shape, config: &Config, tokens: usize) -> usize {
-    let Some(own) = &shape.experts else { return 0 };
+    let Some(own) = shape.experts.as_ref().filter(|own| !own.on_host) else { return 0 };
     let after_norms = shape.matrices.row_sums_bytes(&own.gate_up, config.hidden);
     let others = shape.matrices.row_sums_bytes(&own.down, own.experts.intermediate);
     most_positions(&own.experts, tokens.max(FEW)) * after_norms.max(others)
@@ -152,10 +176,13 @@ impl ExpertBuffers {
     pub(crate) fn new(
         gpu: &Arc<Gpu>,
         config: &Config,
+        shape: &Shape,
         limits: &Limits,
     ) -> Result<Option<Self>, CudaError> {
         let Some(experts) = &config.experts else { return Ok(None) };
         let sizes = Sizes::new(config, experts, limits);
+        let on_host = shape.experts.as_ref().is_some_and(|own| own.on_host);
+        let sizes = if on_host { sizes.of_choice() } else { sizes };
         let scratch = |bytes: usize| Memory::new(gpu, "the lists of experts", bytes);
         let width = experts.intermediate;
         Ok(Some(Self {
@@ -174,6 +201,11 @@ impl ExpertBuffers {
             n_tokens: limits.step_tokens,
             n_chosen: experts.chosen,
         }))
+    }
+
+    /// All routes, as kernels store them.
+    pub(crate) fn stored_routes(&self) -> &Memory {
+        &self.routes
     }
 
     /// Where the routes of tokens from one on are.

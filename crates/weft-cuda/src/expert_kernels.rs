@@ -35,6 +35,9 @@ impl ExpertKernels {
     pub(crate) fn of(modules: &Modules, shape: &Shape) -> Option<Self> {
         let own = shape.experts.as_ref()?;
         let products = |name: &str, variants: &Variants<ExpertCut>| {
+            if own.on_host {
+                return Vec::new();
+            }
             let product = |(i, (forms, cut)): (usize, &(TileForms, ExpertCut))| {
                 let suffix = Variants::<ExpertCut>::suffix(i);
                 let module = modules.of(&format!("ops/{name}.cu"));

@@ -43,8 +43,8 @@ pub(crate) struct ExpertCut {
     stage_bytes: usize,
     /// Blocks of the grid.
     pub(crate) blocks: usize,
-    /// Whether two blocks share a multiprocessor: those of the next kernel bring their weights
-    /// while these compute.
+    /// Whether two blocks share a multiprocessor, of this kernel or of the next one, which then
+    /// bring their weights while these compute.
     is_shared: bool,
     /// Bytes of one expert's matrix.
     pub(crate) expert_bytes: usize,
@@ -58,7 +58,8 @@ struct Wanted<'a> {
     columns: usize,
     forms: &'a TileForms,
     tiles: usize,
-    blocks: usize,
+    /// Blocks, if one has a multiprocessor and if two share it.
+    blocks: [usize; 2],
     /// Shared memory that the kernel declares, and that it takes besides the ring.
     static_bytes: usize,
     input_bytes: usize,
@@ -91,7 +92,7 @@ impl ExpertCut {
             // Barriers are few, and more would only wait.
             stages: stages.min(32),
             stage_bytes: stage.bytes,
-            blocks,
+            blocks: blocks[usize::from(is_shared)],
             is_shared,
             expert_bytes: forms.bytes(rows, columns),
             input_bytes,
@@ -126,6 +127,8 @@ pub(crate) struct ExpertShape {
     pub(crate) down: Variants<ExpertCut>,
     /// Rows of the experts' input that `expert_down_add` holds at once.
     input_rows: usize,
+    /// Whether the experts lie in main memory, and the GPU only chooses them.
+    pub(crate) on_host: bool,
 }
 
 impl ExpertShape {
@@ -166,16 +169,17 @@ impl ExpertShape {
                 ExpertCut::new(&sizes.down(config, experts, forms), chip)
             })?,
             input_rows: sizes.input_rows,
+            on_host: false,
             experts: experts.clone(),
         }))
     }
 
-    /// Bytes of the matrices of all layers' experts, and of their routers.
+    /// Bytes of the matrices of all layers' experts that are here, and of their routers.
     pub(crate) fn matrix_bytes(&self, config: &Config) -> usize {
         let of_layer = |layer: usize| {
             let cuts = [&self.gate_up, &self.down].map(|all| all.cut(layer).expert_bytes);
-            cuts.iter().sum::<usize>() * self.experts.count
-                + PLAIN.bytes(self.experts.count, config.hidden)
+            let count = if self.on_host { 0 } else { self.experts.count };
+            cuts.iter().sum::<usize>() * count + PLAIN.bytes(self.experts.count, config.hidden)
         };
         (0..config.layers).filter(|layer| self.gate_up.has(*layer)).map(of_layer).sum()
     }
@@ -222,7 +226,9 @@ impl Sizes {
             columns: config.hidden,
             forms,
             tiles: 2,
-            blocks: self.n_sms,
+            // Two of its blocks hide each other's waiting; a block of the next kernel would start
+            // sooner beside one, which gains less.
+            blocks: [self.n_sms, 2 * self.n_sms],
             static_bytes: SUMS_BYTES + self.distinct_bytes,
             input_bytes: 0,
             may_share: self.may_share,
@@ -240,7 +246,7 @@ impl Sizes {
             columns: experts.intermediate,
             forms,
             tiles,
-            blocks: groups.div_ceil(groups.div_ceil(self.n_sms)),
+            blocks: [groups.div_ceil(groups.div_ceil(self.n_sms)); 2],
             static_bytes: SUMS_BYTES + self.distinct_bytes + products,
             input_bytes: self.input_rows * padded(experts.intermediate) * 2,
             may_share: self.may_share,
@@ -314,7 +320,9 @@ fn described(own: &ExpertShape, shape: &Shape) -> String {
         let mut cases = String::new();
         for (i, (forms, cut)) in all.all.iter().enumerate() {
             let suffix = Variants::<ExpertCut>::suffix(i);
-            line(matrix(&format!("{of}{suffix}"), forms, &cut.constants()));
+            let ids = [("ID", i), ("IS_LAST", usize::from(i + 1 == all.all.len()))];
+            let numbers = [&cut.constants()[..], &ids].concat();
+            line(matrix(&format!("{of}{suffix}"), forms, &numbers));
             write!(cases, " X({suffix}, {of}{suffix})").expect("strings take all");
         }
         line(format!("#define {name}_MATRICES(X){cases}"));
@@ -368,7 +376,7 @@ mod tests {
         assert!(both + 2 * OF_THE_SYSTEM <= Chip::HOPPER.shared_bytes + OF_THE_SYSTEM, "{both}");
         // All of a block's weights of eight experts are on their way before their input is there.
         assert_eq!((down.stages, down.tiles, down.blocks), (16, 2, 128));
-        assert_eq!(gate_up.blocks, Chip::HOPPER.n_sms);
+        assert_eq!(gate_up.blocks, 2 * Chip::HOPPER.n_sms);
     }
 
     #[test]

@@ -188,6 +188,8 @@ pub(crate) struct Matrices {
     pub(crate) proj: Variants,
     pub(crate) gate_up: Variants,
     pub(crate) down: Variants,
+    /// The forms of experts' gate and up in each layer that has experts.
+    expert_gate_up: Vec<Option<TileForms>>,
     pub(crate) embed: TileForms,
     pub(crate) head: (TileForms, Cut),
     has_warpgroups: bool,
@@ -211,6 +213,12 @@ impl Matrices {
             let forms = [LayerTensor::Gate, LayerTensor::Up].map(|kind| of_layer(layer, kind));
             if_dense(layer, gate_up_forms(forms))
         });
+        let expert_gate_up = layers.clone().map(|layer| {
+            let forms = [LayerTensor::ExpertGate, LayerTensor::ExpertUp];
+            let is_sparse = config.experts_of(layer as u16).is_some();
+            is_sparse.then(|| gate_up_forms(forms.map(|kind| of_layer(layer, kind))))
+        });
+        let expert_gate_up = expert_gate_up.collect();
         let proj = layers.clone().map(|layer| one(layer, LayerTensor::O));
         let down = layers.map(|layer| if_dense(layer, one(layer, LayerTensor::Down)));
         let (hidden, qkv_rows) = (config.hidden, config.q_width() + 2 * config.kv_width());
@@ -231,6 +239,7 @@ impl Matrices {
             down: Variants::of_some(down.collect(), |forms| {
                 Cut::streamed(hidden, config.intermediate, forms, chip)
             }),
+            expert_gate_up,
             embed,
             head: (head, Cut::held_in_tiles(vocab, hidden, &head, chip, 2)),
             has_warpgroups: chip.has_warpgroups,
@@ -250,8 +259,9 @@ impl Matrices {
     /// The forms of the matrices that follow a norm: in the persistent kernel they are one product.
     fn norm_forms(&self) -> Vec<TileForms> {
         let all = self.qkv.all.iter().chain(&self.gate_up.all).chain([&self.head]);
+        let all = all.map(|(forms, _)| forms).chain(self.expert_gate_up.iter().flatten());
         let mut found = Vec::new();
-        for (forms, _) in all {
+        for forms in all {
             if !found.contains(forms) {
                 found.push(*forms);
             }
@@ -286,12 +296,11 @@ impl Matrices {
         tokens.next_multiple_of(SQUARE) * after_norms.max(others)
     }
 
-    /// What the persistent kernel has to know of a layer: the forms of its matrices after norms, and
-    /// the variants of the others (`LayerAddresses`).
-    pub(crate) fn variants_of(&self, layer: usize) -> [u16; 4] {
-        let norm = |variants: &Variants| self.norm_forms_of(variants.forms(layer));
-        let others = [self.proj.of(layer), self.down.of(layer)];
-        [norm(&self.qkv), norm(&self.gate_up), others[0], others[1]].map(|i| i as u16)
+    /// The forms of a layer's matrices after norms, by their place in the list of all.
+    pub(crate) fn norm_forms_of_layer(&self, layer: usize) -> [usize; 2] {
+        let of_experts = self.expert_gate_up[layer].as_ref();
+        let gate_up = of_experts.unwrap_or_else(|| self.gate_up.forms(layer));
+        [self.qkv.forms(layer), gate_up].map(|forms| self.norm_forms_of(forms))
     }
 
     /// Whether some layer has a dense MLP.

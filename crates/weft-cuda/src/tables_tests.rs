@@ -324,8 +324,13 @@ fn a_few_tokens_behind_a_long_context_are_shared_out_by_sections() {
     let tokens = vec![0; 32];
     let a = [span(0, 2032, 0)];
     let lanes = [lane(&tokens, &positions, &positions, &a)];
-    let split =
-        SplitRule { kv_heads: 8, at_once: 264, most_partials: 1000, ..SplitRule::default() };
+    let split = SplitRule {
+        kv_heads: 8,
+        at_once: 264,
+        shared_over: 264,
+        most_partials: 1000,
+        ..SplitRule::default()
+    };
     let mut lists = Lists::new(split);
     lists.fill(&Step { lanes: &lanes }, 2);
     // One tile of 8 KV heads, and 8 sections.

@@ -206,24 +206,16 @@ impl Reader<'_> {
         layer: u16,
         experts: &Experts,
     ) -> Result<(Memory, Memory, Memory), CudaError> {
-        use LayerTensor as T;
+        let router = self.matrix(Tensor::Layer(layer, LayerTensor::Router), &PLAIN)?;
         let own = self.shape.experts.as_ref().expect("the model has experts");
-        let (hidden, width) = (self.config.hidden, experts.intermediate);
-        let tensor = |kind| Tensor::Layer(layer, kind);
-        let at = usize::from(layer);
+        if own.on_host {
+            let none = || Memory::new(self.gpu, "weights", 0);
+            return Ok((router, none()?, none()?));
+        }
         let packer = self.packer();
-        let (rows, forms) = (2 * width.next_multiple_of(TILE_ROWS), own.gate_up.forms(at));
-        let zeroed = |_| packer.zeroed(forms, rows, hidden);
-        let mut all: Vec<Packed> = (0..experts.count).map(zeroed).collect();
-        Packed::read_all(&mut all, self.from, tensor(T::ExpertGate), width, gate_row)?;
-        let up_row = |row| gate_row(row) + TILE_ROWS;
-        Packed::read_all(&mut all, self.from, tensor(T::ExpertUp), width, up_row)?;
-        let gate_up = self.upload_all(&all)?;
-        let forms = own.down.forms(at);
-        let zeroed = |_| packer.zeroed(forms, hidden, width);
-        let mut all: Vec<Packed> = (0..experts.count).map(zeroed).collect();
-        Packed::read_all(&mut all, self.from, tensor(T::ExpertDown), hidden, |row| row)?;
-        Ok((self.matrix(tensor(T::Router), &PLAIN)?, gate_up, self.upload_all(&all)?))
+        let gate_up = self.upload_all(&packer.expert_gate_up(layer, experts)?)?;
+        let down = self.upload_all(&packer.expert_down(layer, experts)?)?;
+        Ok((router, gate_up, down))
     }
 
     /// Copies matrices of one size to the GPU, one after the other.
@@ -305,10 +297,41 @@ impl Packer<'_> {
         packed.read(self.from, Tensor::Layer(layer, LayerTensor::Up), up_row)?;
         Ok(packed.bytes)
     }
+
+    fn own_experts(&self) -> &ExpertShape {
+        self.shape.experts.as_ref().expect("the model has experts")
+    }
+
+    /// A matrix for each expert.
+    fn expert_gate_up(&self, layer: u16, experts: &Experts) -> Result<Vec<Packed>, CudaError> {
+        let width = experts.intermediate;
+        let rows = 2 * width.next_multiple_of(TILE_ROWS);
+        let forms = self.own_experts().gate_up.forms(usize::from(layer));
+        let zeroed = |_| self.zeroed(forms, rows, self.config.hidden);
+        let mut all: Vec<Packed> = (0..experts.count).map(zeroed).collect();
+        let gate = Tensor::Layer(layer, LayerTensor::ExpertGate);
+        Packed::read_all(&mut all, self.from, gate, width, gate_row)?;
+        let up_row = |row| gate_row(row) + TILE_ROWS;
+        let up = Tensor::Layer(layer, LayerTensor::ExpertUp);
+        Packed::read_all(&mut all, self.from, up, width, up_row)?;
+        Ok(all)
+    }
+
+    /// The same.
+    fn expert_down(&self, layer: u16, experts: &Experts) -> Result<Vec<Packed>, CudaError> {
+        let hidden = self.config.hidden;
+        let forms = self.own_experts().down.forms(usize::from(layer));
+        let zeroed = |_| self.zeroed(forms, hidden, experts.intermediate);
+        let mut all: Vec<Packed> = (0..experts.count).map(zeroed).collect();
+        let down = Tensor::Layer(layer, LayerTensor::ExpertDown);
+        Packed::read_all(&mut all, self.from, down, hidden, |row| row)?;
+        Ok(all)
+    }
 }
 
 /// The matrices of a model with its own head as a device packs them: embedding, head, then each
-/// layer's qkv, o, gate and up, down, after its variants. For the emulator of kernels.
+/// layer's qkv, o, router if it has experts, gate and up, down, after its variants and whether it has
+/// experts. For the emulator of kernels.
 pub fn packed_matrices(
     config: &Config,
     from: &dyn Weights,
@@ -321,10 +344,19 @@ pub fn packed_matrices(
     all.push(packer.matrix(Tensor::Head, &matrices.head.0)?);
     for layer in 0..config.layers {
         let (at, tensor) = (layer as u16, |kind| Tensor::Layer(layer as u16, kind));
-        let variants = matrices.variants_of(layer);
-        all.push(variants.iter().flat_map(|variant| variant.to_le_bytes()).collect());
+        let variants = shape.variants_of(layer);
+        let is_sparse = u16::from(config.experts_of(at).is_some());
+        let numbers = variants.iter().chain([&is_sparse]);
+        all.push(numbers.flat_map(|number| number.to_le_bytes()).collect());
         all.push(packer.qkv(at)?);
         all.push(packer.matrix(tensor(LayerTensor::O), matrices.proj.forms(layer))?);
+        if let Some(experts) = config.experts_of(at) {
+            all.push(packer.matrix(tensor(LayerTensor::Router), &PLAIN)?);
+            let joined = |parts: Vec<Packed>| parts.into_iter().flat_map(|part| part.bytes);
+            all.push(joined(packer.expert_gate_up(at, experts)?).collect());
+            all.push(joined(packer.expert_down(at, experts)?).collect());
+            continue;
+        }
         all.push(packer.gate_up(at)?);
         all.push(packer.matrix(tensor(LayerTensor::Down), matrices.down.forms(layer))?);
     }

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex};
 
 use gpu::gpu_is_there;
 use weft_core::chunk::{Composition, Kind, Piece, Repair};
-use weft_core::config::Config;
+use weft_core::config::{Config, Experts};
 use weft_core::device::{Device, Limits, MAX_LANES};
 use weft_core::engine::{Engine, Request, Token};
 use weft_core::model::Model;
@@ -27,10 +27,20 @@ const LIMITS: Limits =
 
 /// Qwen3-0.6B's widths in a few layers.
 fn model() -> Model {
+    model_of(Config { layers: 4, ..shapes::config("qwen3-0.6b").unwrap() })
+}
+
+/// Qwen3-30B-A3B's widths in two layers with fewer experts.
+fn sparse_model() -> Model {
+    let shape = shapes::config("qwen3-30b-a3b").unwrap();
+    let experts = shape.experts.clone().map(|experts| Experts { count: 16, ..experts });
+    model_of(Config { layers: 2, experts, ..shape })
+}
+
+fn model_of(shape: Config) -> Model {
     let file = in_tree("crates/weft-core/tests/prompts/tokenizer.json");
     let tokenizer = Tokenizer::from_file(file).unwrap();
-    let shape = shapes::config("qwen3-0.6b").unwrap();
-    let config = Config { layers: 4, vocab: tokenizer.vocab_size() as usize, ..shape };
+    let config = Config { vocab: tokenizer.vocab_size() as usize, ..shape };
     Model::random(config, 3, Arc::new(tokenizer))
 }
 
@@ -94,7 +104,7 @@ fn said_every_way(model: &Model, launches: Launches, sampling: &Sampling) -> Vec
     truth
 }
 
-fn the_same_bits_every_way(sampling: &Sampling) {
+fn the_same_bits_every_way(model: impl Fn() -> Model, sampling: &Sampling) {
     if !gpu_is_there() {
         return;
     }
@@ -118,13 +128,19 @@ fn drawn() -> Sampling {
 /// Drawn where the logits are, many tokens ahead of the host.
 #[test]
 fn a_thousand_tokens_are_the_same() {
-    the_same_bits_every_way(&drawn());
+    the_same_bits_every_way(model, &drawn());
 }
 
 /// Log-probabilities show differences that tokens do not.
 #[test]
 fn a_thousand_tokens_have_the_same_log_probabilities() {
-    the_same_bits_every_way(&Sampling { logprobs: Some(4), ..drawn() });
+    the_same_bits_every_way(model, &Sampling { logprobs: Some(4), ..drawn() });
+}
+
+/// The same of a model with experts, whose choice is made on the GPU too.
+#[test]
+fn a_thousand_tokens_of_experts_have_the_same_log_probabilities() {
+    the_same_bits_every_way(sparse_model, &Sampling { logprobs: Some(4), ..drawn() });
 }
 
 /// Prompts that share prefixes of any length, kept in pages, memory and files, by every kind of launch; the truth

@@ -13,7 +13,7 @@ use compiled::{Record, every, hash_of};
 use weft_core::config::Config;
 use weft_core::shapes;
 use weft_core::weights::{Coded, Form, Forms, LayerTensor, Tensor, Weights, WeightsError};
-use weft_cuda::{Chip, compile, modules};
+use weft_cuda::{Chip, ModuleSource, Stage, compile, modules};
 use weft_testing::{Missing, skip};
 
 /// Says which form each tensor has; has no values.
@@ -54,8 +54,10 @@ fn spills(report: &str, to: &mut Vec<(String, usize)>) {
             to.push((rest.split('\'').next().unwrap_or_default().to_owned(), 0));
         }
         let Some((before, _)) = line.split_once(" bytes spill stores") else { continue };
-        let bytes = before.rsplit([' ', ',']).next().and_then(|n| n.parse().ok());
-        to.last_mut().unwrap().1 = bytes.expect("ptxas says how many bytes");
+        let bytes: Option<usize> = before.rsplit([' ', ',']).next().and_then(|n| n.parse().ok());
+        // Functions that a kernel calls are reported after it.
+        let of_kernel = &mut to.last_mut().unwrap().1;
+        *of_kernel = bytes.expect("ptxas says how many bytes").max(*of_kernel);
     }
 }
 
@@ -70,7 +72,17 @@ fn check(
     let is_own = |name: &str| ["expert", "route"].iter().any(|part| name.contains(part));
     let mut own = modules(config, forms, chip, false).unwrap();
     own.retain(|module| is_own(&module.name));
-    let hash = match hash_of(&own, arch) {
+    check_modules(name, &own, arch, judge);
+}
+
+/// The same for some modules.
+fn check_modules(
+    name: &str,
+    own: &[ModuleSource],
+    arch: &str,
+    judge: impl FnOnce(&[(String, usize)]),
+) {
+    let hash = match hash_of(own, arch) {
         Ok(hash) => hash,
         Err(reason) => return skip(Missing::Nvrtc, &reason),
     };
@@ -80,7 +92,7 @@ fn check(
         return skip(Missing::Change, &"these kernels passed as they are");
     }
     let mut found = Vec::new();
-    for module in &own {
+    for module in own {
         let compiled = compile(&module.program, arch);
         let compiled = compiled.unwrap_or_else(|error| panic!("{}: {error}", module.name));
         spills(&compiled.report, &mut found);
@@ -125,6 +137,37 @@ fn experts_of_every_form_compile() {
             // Every other layer's gate and up differ in form, so that single warps multiply them.
             for name in ["expert_gate_up_block_1", "expert_down_add_5"] {
                 assert!(found.iter().any(|(kernel, _)| kernel == name), "{gpu:?}: no {name}");
+            }
+        });
+    }
+}
+
+/// Persistent kernels of the named shape, all of whose matrices but routers have one form: those of
+/// one lane, and the one of four in the form that is decoded most.
+#[test]
+fn persistent_kernels_of_experts_keep_what_they_hold() {
+    let config = shapes::config("qwen3-30b-a3b").unwrap();
+    let int = |bits| Form::Coded(Coded::int(bits));
+    let all: [(&str, Form, &[&str]); 3] = [
+        ("bf16", Form::Plain, &["decode_one"]),
+        ("int8", int(8), &["decode_one"]),
+        ("int4", int(4), &["decode_one", "decode_four"]),
+    ];
+    for (name, form, kernels) in all {
+        let shape = config.clone();
+        let is_coded = move |tensor: Tensor| {
+            tensor.shape(&shape).len() > 1
+                && !matches!(tensor, Tensor::Layer(_, LayerTensor::Router))
+        };
+        let form = move |tensor: Tensor| if is_coded(tensor) { form } else { Form::Plain };
+        let forms = Forms::of(&Named(Box::new(form)), &config);
+        let mut own = modules(&config, &forms, Chip::HOPPER, true).unwrap();
+        own.retain(|module| {
+            module.stage == Stage::Persistent && kernels.contains(&module.name.as_str())
+        });
+        check_modules(&format!("{name}, persistent"), &own, "sm_90a", |found| {
+            for kernel in kernels {
+                assert!(found.contains(&((*kernel).to_owned(), 0)), "{name}: {found:?}");
             }
         });
     }

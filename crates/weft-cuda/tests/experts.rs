@@ -16,7 +16,7 @@ use proptest::test_runner::{Config as Cases, TestRunner};
 use ways::for_each;
 use weft_core::config::Config;
 use weft_core::device::{Buffer, Device, Inspect, Limits, Step};
-use weft_core::plan::plan;
+use weft_core::plan::{Op, plan};
 use weft_core::reference::Reference;
 use weft_core::weights::{
     Coded, CodedRow, Form, Forms, LayerTensor, RandomWeights, Tensor, Weights, WeightsError,
@@ -25,7 +25,7 @@ use weft_cuda::{Chip, CudaDevice, Launches, Options, need};
 use weft_testing::conformance;
 use weft_testing::forms::{self, Mixed};
 use weft_testing::parity::{Layout, Noise, compare, sparse_shapes, works};
-use weft_testing::{LIMITS, Work, poison, run, run_in_blocks, span, tokens};
+use weft_testing::{LIMITS, Work, fill, poison, run_in_blocks, span, tokens};
 
 /// Those of `forms.rs`.
 const NOISE: Noise = Noise { sums: 5e-5, weights: 0.01 };
@@ -311,9 +311,6 @@ fn chosen(config: &Config, device: &mut CudaDevice, n_tokens: usize) -> Vec<f32>
     routes.chunks_exact(2 * n).take(n_tokens).flat_map(|routes| routes[..n].to_vec()).collect()
 }
 
-/// A router's weight of an expert and a column.
-type Router = fn(usize, usize) -> f32;
-
 #[test]
 fn ties_go_to_the_lower_expert() {
     if !gpu_is_there() {
@@ -371,22 +368,104 @@ fn experts_take_what_they_are_said_to_take() {
     }
 }
 
-/// The persistent kernel does not know experts: it is refused, and `Auto` takes the graph.
+/// A device that has the persistent kernel.
+fn persistent(config: &Config, weights: &dyn Weights) -> CudaDevice {
+    let options = Options { launches: Launches::Persistent, ..Options::new(LIMITS) };
+    device(config, weights, options)
+}
+
+/// All that an op of a sparse layer may have written for some tokens, and x.
+fn written(device: &CudaDevice, op: Op, config: &Config, n_tokens: usize) -> Vec<u32> {
+    let buffer = match op {
+        Op::NormRoute { .. } => Buffer::Routes,
+        Op::ExpertGateUp { .. } => Buffer::ExpertH,
+        Op::NormGateUp { .. } => Buffer::H,
+        Op::NormHead => {
+            let logits = (0..n_tokens).flat_map(|output| device.logits(output));
+            return logits.map(|logit| logit.to_bits()).collect();
+        }
+        Op::Embed | Op::ProjAdd { .. } | Op::DownAdd { .. } | Op::ExpertDownAdd { .. } => Buffer::X,
+        Op::NormQkv { .. } | Op::RopeStore { .. } => Buffer::Q,
+        Op::Attend { .. } => Buffer::A,
+    };
+    let values = device.read(buffer);
+    values[..n_tokens * buffer.width(config)].iter().map(|value| value.to_bits()).collect()
+}
+
+/// The plan stopped after any op leaves the same bits in the persistent kernel as by single launches.
+fn stops_do_not_show(name: &str, config: &Config, device: &mut CudaDevice) {
+    let ops = plan(config);
+    let mut works = Vec::new();
+    for lane in 0..8 {
+        let own = span(lane, 9, 0);
+        fill(device, config, &own, lane);
+        works.push(Work::new(&tokens(1, 60 + lane, config.vocab), 8, Vec::new(), own));
+    }
+    for n in [1, 2, 4, 5, 8] {
+        let lanes: Vec<_> = works[..n].iter().map(Work::lane).collect();
+        for end in 1..=ops.len() {
+            let [truth, ours] = [Launches::Ops, Launches::Persistent].map(|launches| {
+                device.use_launches(launches).unwrap();
+                device.run(&ops[..end], &Step { lanes: &lanes }).unwrap();
+                written(device, ops[end - 1], config, n)
+            });
+            let differs = ours.iter().zip(&truth).position(|(a, b)| a != b);
+            let op = ops[end - 1];
+            assert_eq!(differs, None, "{name}: {op} of {n} lanes, the element that differs first");
+        }
+    }
+}
+
+fn the_persistent_kernel_does_not_show(name: &str, config: &Config, weights: &dyn Weights) {
+    let mut device = persistent(config, weights);
+    stops_do_not_show(name, config, &mut device);
+    ways::do_not_show(name, config, &mut device, &[Launches::Graph, Launches::Persistent], 20);
+}
+
 #[test]
-fn experts_run_as_a_graph() {
+fn the_persistent_kernel_computes_the_same_experts() {
     if !gpu_is_there() {
         return;
     }
-    let (config, like) = (model(300, SPREAD), options(LIMITS));
-    let asked = Options { launches: Launches::Persistent, ..like };
-    let refused = CudaDevice::new(&config, &random(&config), asked).err().unwrap().to_string();
-    assert!(refused.contains("experts"), "{refused}");
-    let auto = Options { launches: Launches::Auto, ..like };
-    let [auto, graph] = [auto, like].map(|options| {
+    let wide = Mixture { count: 64, chosen: 8, width: 768, ..SPREAD };
+    let sizes = [(30, ODD), (300, SPREAD), (2048, wide)];
+    let others = [OTHERS[0], OTHERS[1], OTHERS[3]].map(|mixture| (270, mixture));
+    for_each(&[&sizes[..], &others].concat(), |(hidden, mixture)| {
+        let config = model(*hidden, *mixture);
+        let name = format!("{hidden}, {} of {}", mixture.chosen, mixture.count);
+        the_persistent_kernel_does_not_show(&name, &config, &random(&config));
+    });
+}
+
+#[test]
+fn the_persistent_kernel_computes_the_same_experts_in_every_form() {
+    if !gpu_is_there() {
+        return;
+    }
+    let all = forms::all();
+    let [int8, int4, offsets, table] = [all[0], all[1], all[7], all[15]];
+    for_each(&[Some(int4), Some(int8), Some(offsets), Some(table), None], |form| {
+        let wide = Mixture { count: 16, chosen: 8, width: 768, ..SPREAD };
+        let config = model(if *form == Some(int4) { 2048 } else { 520 }, wide);
+        let weights =
+            form.map_or_else(|| mixed(&config), |form| Mixed::new(&config, &[form], |_| Some(0)));
+        the_persistent_kernel_does_not_show(&format!("{form:?}"), &config, &weights);
+    });
+}
+
+/// `Auto` gives the graph's bits, whichever way it takes.
+#[test]
+fn auto_computes_the_experts_of_the_graph() {
+    if !gpu_is_there() {
+        return;
+    }
+    let (config, graph) = (model(300, SPREAD), Options::new(LIMITS));
+    let auto = Options { launches: Launches::Auto, ..graph };
+    let [auto, graph] = [auto, graph].map(|options| {
         let mut device = device(&config, &random(&config), options);
         device.warm_up().unwrap();
-        let logits = in_blocks(&config, &mut device, &[150, 149, 1]);
-        (device.describe(), logits)
+        (in_blocks(&config, &mut device, &[150, 149, 1]), device.describe())
     });
-    assert!(auto == graph && auto.0.contains("graph"), "{} and {}", auto.0, graph.0);
+    assert!(auto.0 == graph.0, "{} and {}", auto.1, graph.1);
+    assert!(!auto.1.contains("because"), "the kernel was refused: {}", auto.1);
 }

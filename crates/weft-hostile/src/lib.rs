@@ -4,6 +4,7 @@
 #![forbid(unsafe_code)]
 
 mod models;
+mod remote;
 mod seal;
 
 use std::collections::BTreeMap;
@@ -30,17 +31,20 @@ use weft_server::fuzzing::{self, Reader};
 use weft_testing::stub;
 
 pub use models::{CONFIG, PACKED_CONFIG, packed_configs};
+pub use remote::{VOCABULARY, pulled_from, remote, remote_chunk};
+pub use seal::remote as sealed_remote;
 
 /// A target's name, and what it does with an input.
 pub type Target = (&'static str, fn(&[u8]));
 
 /// All targets.
-pub const TARGETS: [Target; 10] = [
+pub const TARGETS: [Target; 11] = [
     ("chunk_file", chunk_file),
     ("config", config),
     ("gguf", gguf),
     ("grammar", grammar),
     ("parcel", parcel),
+    ("remote", remote),
     ("request", request),
     ("safetensors", safetensors),
     ("template", template),
@@ -192,7 +196,7 @@ pub fn chunk_file(input: &[u8]) {
         scene.read(&bytes, |path, store| {
             if let Ok((key, header)) = store.import(path, FINGERPRINT) {
                 let rows = store.get(&key, &header).expect("rows that were just stored");
-                assert_eq!(Some(rows.k.len()), header.tensor_bytes());
+                assert_eq!(Some(rows.k.len()), header.full_bytes());
             }
         });
     }

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use weft_core::chunk::{Chunk, Parcel};
 use weft_core::store::Store;
-use weft_hostile::{FINGERPRINT, KEY, TARGETS, parcel_homes, parcel_tokenizer};
+use weft_hostile::{FINGERPRINT, KEY, TARGETS, parcel_homes, parcel_tokenizer, pulled_from};
 
 /// The longest that an input may take. Fuzz targets have a second; here, others use the machine too.
 const LONGEST: Duration = Duration::from_secs(10);
@@ -60,4 +60,47 @@ fn a_seed_of_parcels_has_rows_that_are_stored() {
     let parcel = parcel.signed_by(Some(&KEY)).expect("signed");
     let imported = parcel.import_rows(&mut store, &parcel_homes(&chunk), FINGERPRINT).unwrap();
     assert_eq!((imported.files, imported.refused.len()), (1, 0), "{:?}", imported.refused);
+}
+
+/// Otherwise the target would never come behind the checks.
+#[test]
+fn seeds_of_remote_objects_have_rows_and_chunks_that_are_pulled() {
+    let pulled = |name: &str| {
+        let path = fuzz().join("corpus/remote").join(name);
+        pulled_from(&fs::read(&path).unwrap_or_else(|error| panic!("{path:?}: {error}")))
+    };
+    for name in ["rows", "f32", "coarse", "coarse-row", "coarse-f32"] {
+        assert_eq!(pulled(name), (0, 1), "{name}");
+    }
+    assert_eq!(pulled("label"), (1, 0));
+    let wrong = [
+        "infinite",
+        "negative",
+        "no-number",
+        "group-0",
+        "group-3",
+        "group-huge",
+        "group-in-1",
+        "no-group-in-2",
+        "version-3",
+        "short",
+        "empty",
+        "layers-0",
+        "layers-huge",
+        "width-huge",
+        "no-tokens",
+        "other-tokens",
+        "other-model",
+        "path",
+        "more",
+        "unsealed",
+        "label-version",
+        "label-kind",
+        "label-vocabulary",
+        "card-cut",
+        "card-none",
+    ];
+    for name in wrong {
+        assert_eq!(pulled(name), (0, 0), "{name}");
+    }
 }

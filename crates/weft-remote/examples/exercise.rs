@@ -12,13 +12,14 @@ use std::time::{Duration, Instant};
 
 use serde_json::json;
 use weft_core::dtype::Dtype;
-use weft_core::store::{Header, KvKey, Rows, SigningKey};
+use weft_core::store::{Header, KvKey, RowForm, Rows, SigningKey};
 use weft_remote::{Limits, Remote, RemoteStats, Sweep, Trust};
 
 fn header(n: u32) -> Header {
     Header {
         fingerprint: "exercise".to_owned(),
         dtype: Dtype::Bf16,
+        form: RowForm::Full,
         layers: 28,
         kv_width: 1024,
         reuse: "exact".to_owned(),
@@ -31,7 +32,7 @@ fn header(n: u32) -> Header {
 }
 
 fn key(header: &Header) -> KvKey {
-    KvKey::of_rows(&header.parent, &header.tokens)
+    header.key()
 }
 
 fn rows(header: &Header) -> Rows {

@@ -1,7 +1,8 @@
 //! Reads rows from the store: the manifest first, then ranges of layers, several at once.
 //!
 //! Nothing is believed. Memory is taken for what the caller expects, never for what the store
-//! claims, and each range is compared with its checksum as it arrives.
+//! claims, and each range is compared with its checksum as it arrives. Coarse rows are decoded when
+//! all of them are here.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -71,7 +72,7 @@ impl Bucket {
         if matches!(self.trust, Trust::Nobody) {
             return Err(Miss::Untrusted);
         }
-        let found = KvKey::of_rows(&expected.parent, &expected.tokens);
+        let found = expected.key();
         if found != *key {
             return Err(Miss::Key { found });
         }
@@ -107,7 +108,7 @@ impl Bucket {
         {
             filling.add(&bytes)?;
         }
-        Ok(filling.rows)
+        manifest.header.read_stored(filling.rows).map_err(Miss::Mismatch)
     }
 
     /// Exactly this range of an object.
@@ -270,5 +271,58 @@ impl<'m> Filling<'m> {
         self.layer += usize::from(self.is_values);
         self.is_values = !self.is_values;
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use object_store::memory::InMemory;
+    use weft_core::dtype::Dtype;
+    use weft_core::store::RowForm;
+
+    use super::*;
+
+    /// The sums and the signature of rows do not say that they are numbers.
+    #[test]
+    fn coarse_rows_whose_scales_are_no_magnitudes_are_refused() {
+        let header = Header {
+            fingerprint: "model".to_owned(),
+            dtype: Dtype::Bf16,
+            form: RowForm::Int8 { group: 2 },
+            layers: 1,
+            kv_width: 2,
+            reuse: "coarse".to_owned(),
+            parent: KvKey::NOTHING,
+            home_position: 0,
+            tokens: vec![5],
+            prefill_us: 7,
+        };
+        let (key, trust) = (header.key(), Trust::Anyone);
+        let place = Place::of(&key, &header).unwrap();
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+        // Of the keys: one, infinity, minus one, not a number.
+        for (scale, is_fine) in [(0x3f80, true), (0x7f80, false), (0xbf80, false), (0x7fc0, false)]
+        {
+            let [low, high] = u16::to_le_bytes(scale);
+            let rows = Rows { k: vec![127, 0x81, low, high], v: vec![0; 4] };
+            let names = Names::new(Path::from("kv"));
+            let bucket = Bucket { store: Arc::new(InMemory::new()), names, trust: trust.clone() };
+            let manifest = Manifest::of(&key, &header, &rows).unwrap();
+            let found = runtime.block_on(async {
+                let object = [&rows.k[..], &rows.v].concat();
+                let path = bucket.names.rows(&place, &manifest.object());
+                bucket.store.put(&path, object.into()).await.unwrap();
+                let path = bucket.names.manifest(&place);
+                bucket.store.put(&path, manifest.write(&trust).into()).await.unwrap();
+                bucket.rows(&key, &header, PULL_PATIENCE).await
+            });
+            match found {
+                Ok((rows, _)) => {
+                    assert!(is_fine);
+                    assert_eq!(Dtype::Bf16.numbers(&rows.k), [1.0, -1.0]);
+                }
+                Err(miss) => assert_eq!((miss.name(), is_fine), ("scale", false)),
+            }
+        }
     }
 }

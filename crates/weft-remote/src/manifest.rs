@@ -6,13 +6,15 @@
 
 use serde::{Deserialize, Serialize};
 use weft_core::dtype::Dtype;
-use weft_core::store::{Header, KvKey, Rows};
+use weft_core::store::{Header, KvKey, RowForm, Rows};
 
 use crate::miss::Miss;
 use crate::seal::{self, Trust};
 
 const FORMAT: &str = "weft-remote-rows";
+/// Of full rows, and of rows in 8 bits.
 const VERSION: u32 = 1;
+const COARSE_VERSION: u32 = 2;
 /// Separates signatures of manifests from those of labels.
 const PURPOSE: &str = "remote manifest 1";
 
@@ -30,6 +32,9 @@ struct Json {
     dtype: String,
     layers: usize,
     kv_width: usize,
+    /// Numbers that share a scale, if rows are stored in 8 bits.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    group: Option<usize>,
     reuse: String,
     parent: String,
     home_position: usize,
@@ -56,7 +61,7 @@ pub(crate) struct Manifest {
 }
 
 impl Manifest {
-    /// The manifest of rows that are here. `None` if they do not have the header's size.
+    /// The manifest of rows as they are stored. `None` if they do not have the header's size.
     pub(crate) fn of(key: &KvKey, header: &Header, rows: &Rows) -> Option<Self> {
         let tensor_bytes = header.tensor_bytes()?;
         if (rows.k.len(), rows.v.len()) != (tensor_bytes, tensor_bytes) || tensor_bytes == 0 {
@@ -86,14 +91,19 @@ impl Manifest {
     /// Its object.
     pub(crate) fn write(&self, trust: &Trust) -> Vec<u8> {
         let Header { fingerprint, dtype, layers, kv_width, reuse, parent, .. } = &self.header;
+        let (version, group) = match self.header.form {
+            RowForm::Full => (VERSION, None),
+            RowForm::Int8 { group } => (COARSE_VERSION, Some(group)),
+        };
         let json = Json {
             format: FORMAT.to_owned(),
-            version: VERSION,
+            version,
             key: self.key.to_string(),
             fingerprint: fingerprint.clone(),
             dtype: dtype.to_string(),
             layers: *layers,
             kv_width: *kv_width,
+            group,
             reuse: reuse.clone(),
             parent: parent.to_string(),
             home_position: self.header.home_position,
@@ -112,13 +122,16 @@ impl Manifest {
         if any.format != FORMAT {
             return Err(Miss::Form(format!("its format is {:?}, not {FORMAT:?}", any.format)));
         }
-        if any.version != VERSION {
-            return Err(Miss::Version { found: any.version, expected: VERSION });
+        if any.version != VERSION && any.version != COARSE_VERSION {
+            return Err(Miss::Version { found: any.version, expected: COARSE_VERSION });
         }
         let json = Json::deserialize(value).map_err(|error| Miss::Form(error.to_string()))?;
+        if json.group.is_some() != (any.version == COARSE_VERSION) {
+            return Err(wrong("only rows in 8 bits have groups, and they have"));
+        }
         let manifest = parse(json).ok_or_else(|| wrong("a key, a hash or a name is invalid"))?;
         let header = &manifest.header;
-        let found = KvKey::of_rows(&header.parent, &header.tokens);
+        let found = header.key();
         if found != manifest.key {
             return Err(Miss::Key { found });
         }
@@ -138,6 +151,7 @@ fn parse(json: Json) -> Option<Manifest> {
     let header = Header {
         dtype: dtypes.into_iter().find(|dtype| dtype.to_string() == json.dtype)?,
         fingerprint: json.fingerprint,
+        form: json.group.map_or(RowForm::Full, |group| RowForm::Int8 { group }),
         layers: json.layers,
         kv_width: json.kv_width,
         reuse: json.reuse,
@@ -159,6 +173,7 @@ mod tests {
         Header {
             fingerprint: "model".to_owned(),
             dtype: Dtype::Bf16,
+            form: RowForm::Full,
             layers: 2,
             kv_width: 3,
             reuse: "exact".to_owned(),
@@ -170,7 +185,7 @@ mod tests {
     }
 
     fn manifest(header: &Header) -> Manifest {
-        let key = KvKey::of_rows(&header.parent, &header.tokens);
+        let key = header.key();
         let rows = Rows { k: (0..24).collect(), v: (24..48).collect() };
         Manifest::of(&key, header, &rows).unwrap()
     }
@@ -199,6 +214,35 @@ mod tests {
         for (layers, kv_width) in [(0, 3), (2, 0), (2, usize::MAX)] {
             let header = Header { layers, kv_width, ..header() };
             assert_eq!(reason(&Manifest { header, ..good.clone() }), "form", "{layers} {kv_width}");
+        }
+    }
+
+    #[test]
+    fn a_coarse_manifest_reads_back_and_is_never_taken_for_a_full_one() {
+        let coarse = Header { form: RowForm::Int8 { group: 3 }, ..header() };
+        let rows = Rows { k: (0..20).collect(), v: (20..40).collect() };
+        let manifest = Manifest::of(&coarse.key(), &coarse, &rows).unwrap();
+        let text = manifest.write(&Trust::Anyone);
+        assert_eq!(Manifest::read(&text, &Trust::Anyone).unwrap(), manifest);
+        assert_eq!(manifest.range_bytes(), 10);
+        assert_ne!(manifest.key, header().key());
+        let reason = |manifest: &Manifest| {
+            Manifest::read(&manifest.write(&Trust::Anyone), &Trust::Anyone).unwrap_err().name()
+        };
+        // Under the key of full rows, or full rows under this key.
+        assert_eq!(reason(&Manifest { key: header().key(), ..manifest.clone() }), "key");
+        assert_eq!(reason(&Manifest { header: header(), ..manifest.clone() }), "key");
+        for group in [0, 2, 4] {
+            let header = Header { form: RowForm::Int8 { group }, ..header() };
+            let wrong = Manifest { key: header.key(), header, ..manifest.clone() };
+            assert_eq!(reason(&wrong), "form", "{group}");
+        }
+        for (from, to) in [("\"version\":2", "\"version\":1"), (",\"group\":3", "")] {
+            let text = String::from_utf8(text.clone()).unwrap().replace(from, to);
+            let content = text.lines().next().unwrap();
+            let value: serde_json::Value = serde_json::from_str(content).unwrap();
+            let sealed = seal::write(PURPOSE, &value, &Trust::Anyone);
+            assert_eq!(Manifest::read(&sealed, &Trust::Anyone).unwrap_err().name(), "form");
         }
     }
 

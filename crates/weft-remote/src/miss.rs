@@ -41,6 +41,9 @@ pub enum Miss {
     /// Too many fetches wait already.
     #[error("too many fetches wait already")]
     Busy,
+    /// Whoever wanted it is gone.
+    #[error("nobody wants it any more")]
+    Unwanted,
     /// The service is being closed.
     #[error("the service is being closed")]
     Closed,
@@ -70,7 +73,7 @@ pub enum Miss {
         /// What its content hashes to.
         found: KvKey,
     },
-    /// The rows are not those that were asked for.
+    /// The rows are not those that were asked for, or are not numbers.
     #[error("{0}")]
     Mismatch(Reason),
     /// More bytes than fit.
@@ -114,6 +117,7 @@ impl Miss {
             Self::Timeout { .. } => "timeout",
             Self::BreakerOpen => "breaker_open",
             Self::Busy => "busy",
+            Self::Unwanted => "unwanted",
             Self::Closed => "closed",
             Self::Form(_) => "form",
             Self::Version { .. } => "version",

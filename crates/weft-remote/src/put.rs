@@ -52,7 +52,7 @@ impl Bucket {
         rows: &Arc<Rows>,
         anew: bool,
     ) -> Result<Written, Miss> {
-        let found = KvKey::of_rows(&header.parent, &header.tokens);
+        let found = header.key();
         if found != *key {
             return Err(Miss::Key { found });
         }
@@ -69,6 +69,12 @@ impl Bucket {
             // A manifest that nobody can use is replaced.
             Ok(_) | Err(_) => false,
         };
+        let sizes = (header.full_bytes(), header.full_bytes());
+        if sizes != (Some(rows.k.len()), Some(rows.v.len())) {
+            return Err(wrong("the rows do not have the size of their header"));
+        }
+        let coarse = header.stored(rows).map_err(|error| Miss::Form(error.to_string()))?;
+        let rows = &coarse.map_or_else(|| Arc::clone(rows), Arc::new);
         let manifest = Manifest::of(key, header, rows)
             .ok_or_else(|| wrong("the rows do not have the size of their header"))?;
         let mode = if is_absent { PutMode::Create } else { PutMode::Overwrite };

@@ -5,18 +5,20 @@
 //! the caller's thread, except the calls that say so.
 
 use std::collections::HashSet;
-use std::future::Future;
+use std::future::{Future, pending};
+use std::pin::pin;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, sync_channel};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use futures_util::future::{Either, select};
 use object_store::ObjectStore;
 use object_store::path::Path;
 use tokio::runtime::{Builder, Runtime};
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, oneshot};
 use weft_core::chunk::ChunkId;
-use weft_core::engine::{Fetched, RemoteStats, RemoteTier, WhenFetched};
+use weft_core::engine::{Fetched, Interest, RemoteStats, RemoteTier, WhenFetched};
 use weft_core::store::{Header, KvKey, Rows};
 
 use crate::absent::Absent;
@@ -168,7 +170,7 @@ impl Remote {
                 Fetched::Absent | Fetched::Failed => None,
             });
         };
-        if !self.ask(key, expected, Box::new(done)) {
+        if !self.ask(key, expected, Box::new(done), pending::<()>()) {
             // The channel has room for one answer, and the receiver is here.
             let _ = sender.send(None);
         }
@@ -176,8 +178,14 @@ impl Remote {
     }
 
     /// The same, with a function that takes the result. Returns false if the store is not asked;
-    /// this is counted.
-    fn ask(&self, key: &KvKey, expected: &Header, done: WhenFetched) -> bool {
+    /// this is counted. When the fetch is unwanted, it ends, and its turn is another's.
+    fn ask(
+        &self,
+        key: &KvKey,
+        expected: &Header,
+        done: WhenFetched,
+        is_unwanted: impl Future + Send + Unpin + 'static,
+    ) -> bool {
         let begun = Instant::now();
         if let Err(miss) = self.shared.admit(key, begun) {
             self.shared.state().count_miss(&miss);
@@ -186,8 +194,10 @@ impl Remote {
         let shared = Arc::clone(&self.shared);
         let (key, expected) = (*key, expected.clone());
         self.runtime().spawn(async move {
-            let fetched = shared.fetch(&key, &expected, begun).await;
-            done(fetched);
+            match select(pin!(shared.fetch(&key, &expected, begun)), is_unwanted).await {
+                Either::Left((fetched, _)) => done(fetched),
+                Either::Right(_) => shared.give_up(),
+            }
         });
         true
     }
@@ -278,8 +288,9 @@ impl Remote {
 }
 
 impl RemoteTier for Remote {
-    fn fetch(&self, key: &KvKey, expected: &Header, done: WhenFetched) -> bool {
-        self.ask(key, expected, done)
+    fn fetch(&self, key: &KvKey, expected: &Header, done: WhenFetched) -> Option<Interest> {
+        let (interest, is_unwanted) = oneshot::channel::<()>();
+        self.ask(key, expected, done, is_unwanted).then(|| Box::new(interest) as Interest)
     }
 
     fn put(&self, chunk: &ChunkId, key: &KvKey, header: &Header, rows: Arc<Rows>) -> bool {
@@ -351,7 +362,16 @@ impl Shared {
             }
         };
         self.n_fetches.fetch_sub(1, Ordering::Relaxed);
-        self.state().count_fetch(key, rows, begun)
+        let bytes = 2 * expected.tensor_bytes().unwrap_or_default() as u64;
+        self.state().count_fetch(key, rows, bytes, begun)
+    }
+
+    /// Counts a fetch that nobody wants any more.
+    fn give_up(&self) {
+        self.n_fetches.fetch_sub(1, Ordering::Relaxed);
+        let mut state = self.state();
+        state.reads.gave_up();
+        state.count_miss(&Miss::Unwanted);
     }
 
     /// Makes room in the queue, or counts what is dropped.
@@ -408,11 +428,12 @@ impl State {
         }
     }
 
-    /// Counts a fetch that the breaker let through.
+    /// Counts a fetch of rows of `bytes` bytes that the breaker let through.
     fn count_fetch(
         &mut self,
         key: &KvKey,
         rows: Result<(Rows, Duration), Miss>,
+        bytes: u64,
         begun: Instant,
     ) -> Fetched {
         let now = Instant::now();
@@ -420,7 +441,7 @@ impl State {
             Ok((rows, cost)) => {
                 self.read_answered();
                 self.stats.hits += 1;
-                self.stats.read_bytes += (rows.k.len() + rows.v.len()) as u64;
+                self.stats.read_bytes += bytes;
                 self.stats.reads.add(now - begun);
                 Fetched::Rows { rows, cost }
             }

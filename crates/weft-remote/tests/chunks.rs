@@ -11,7 +11,7 @@ use object_store::path::Path;
 use object_store::{ObjectStore, ObjectStoreExt};
 use weft_core::chunk::{Chunk, ChunkId, Kind};
 use weft_core::dtype::Dtype;
-use weft_core::store::{Header, KvKey, Rows, SigningKey};
+use weft_core::store::{Header, KvKey, RowForm, Rows, SigningKey};
 use weft_remote::{Limits, Pulled, Remote, Sweep, Swept, Trust, Written};
 
 const VOCABULARY: &str = "0123456789abcdef";
@@ -48,6 +48,7 @@ fn entry(tokens: &[u32]) -> (KvKey, Header, Arc<Rows>) {
     let header = Header {
         fingerprint: MODEL.to_owned(),
         dtype: Dtype::F32,
+        form: RowForm::Full,
         layers: 2,
         kv_width: 4,
         reuse: "exact".to_owned(),
@@ -58,7 +59,7 @@ fn entry(tokens: &[u32]) -> (KvKey, Header, Arc<Rows>) {
     };
     let n = header.tensor_bytes().unwrap();
     let rows = Rows { k: vec![tokens[0] as u8; n], v: vec![tokens[0] as u8 + 1; n] };
-    (KvKey::of_rows(&header.parent, &header.tokens), header, Arc::new(rows))
+    (header.key(), header, Arc::new(rows))
 }
 
 fn push(remote: &Remote, chunk: &Chunk, tokens: &[u32]) {

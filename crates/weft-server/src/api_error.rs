@@ -103,6 +103,10 @@ impl ApiError {
         Self { code: Some(code), ..self }
     }
 
+    pub(crate) fn has_code(&self, code: &str) -> bool {
+        self.code == Some(code)
+    }
+
     /// Names the field that is wrong.
     pub(crate) fn param(self, param: impl Into<String>) -> Self {
         Self { param: Some(param.into()), ..self }

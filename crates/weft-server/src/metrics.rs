@@ -348,11 +348,19 @@ fn write_cache(text: &mut String, cache: &CacheStats) {
             "Rows computed although a file had them, because that is faster.",
             cache.computed_again,
         ),
+        (
+            "weft_rows_coarse_total",
+            "Rows read from files or the remote store that are stored in 8 bits.",
+            cache.brought_coarse,
+        ),
     ];
     for (name, help, count) in counters {
         head(text, name, help, "counter");
         line(text, format_args!("{name}"), count);
     }
+    let name = "weft_cache_coarse_tokens";
+    head(text, name, "Tokens whose rows are stored on disk in 8 bits.", "gauge");
+    line(text, format_args!("{name}"), cache.coarse.tokens);
     let name = "weft_draft_index_bytes";
     head(text, name, "Bytes of the indexes that drafts are looked up in.", "gauge");
     line(text, format_args!("{name}"), cache.draft_index_bytes);

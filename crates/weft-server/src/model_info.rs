@@ -141,7 +141,11 @@ impl ModelInfo {
             let end = self.end.ok_or_else(|| ApiError::invalid("this model has no end token"))?;
             Grammars::new(&self.tokenizer, end)
         });
-        grammars.as_ref().map_err(Clone::clone)?.compile(rule, param)
+        let grammars = grammars.as_ref().map_err(Clone::clone)?;
+        match rule {
+            Rule::Strict(tools) => grammars.strict(&self.tokenizer, tools, param),
+            rule => grammars.compile(rule, param),
+        }
     }
 
     /// The prompt that ranks documents, or why the model cannot rank them. The first use searches

@@ -120,6 +120,31 @@ fn rules_are_refused_with_their_field() {
     }
 }
 
+/// OpenAI's names of tools have 64 characters, Anthropic's 128.
+#[test]
+fn the_names_of_tools_are_limited() {
+    let (address, _) = serve();
+    let messages = json!([{"role": "user", "content": "x"}]);
+    let chat = ("/v1/chat/completions", json!({"max_tokens": 3, "messages": messages}));
+    for (path, body) in dialects().into_iter().chain([chat]) {
+        let limit = if path == "/v1/messages" { 128 } else { 64 };
+        let asked = |n: usize| {
+            let name = "ä".repeat(n);
+            let tool = json!({"type": "function", "name": name, "input_schema": {},
+                "function": {"name": name}});
+            post(address, path, &merged(body.clone(), &json!({"tools": [tool]})).to_string())
+        };
+        let (status, answer) = asked(limit);
+        assert_eq!(status, 200, "{path}: {answer}");
+        if path != "/api/generate" {
+            let (status, answer) = asked(limit + 1);
+            assert_eq!(status, 400, "{path}: {answer}");
+            let numbers = format!("{} characters, and the limit is {limit}", limit + 1);
+            assert!(answer.contains(&numbers), "{path}: {answer}");
+        }
+    }
+}
+
 #[test]
 fn a_failure_in_mid_stream_has_the_form_of_its_dialect() {
     let (address, control) = serve();

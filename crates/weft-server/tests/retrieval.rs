@@ -52,6 +52,16 @@ fn until(what: &str, is_so: impl Fn() -> bool) {
     }
 }
 
+/// Seven lanes read at a time, and all of them from the first step on.
+#[test]
+fn texts_of_a_request_share_steps() {
+    let (address, control) = serve();
+    let lists: Vec<Vec<u32>> = (0..64).map(|n| vec![n, 7]).collect();
+    let before = control.steps.load(Ordering::Relaxed);
+    embed(address, &json!({"input": lists}));
+    assert_eq!(control.steps.load(Ordering::Relaxed) - before, 64_u64.div_ceil(7));
+}
+
 #[test]
 fn embeddings_come_in_the_order_of_their_texts() {
     let (address, _) = serve();

@@ -215,7 +215,7 @@ impl<'a> World<'a> {
                         self.keep(asked, tokens, finished);
                     }
                     Event::Failed { error, .. } => panic!("{error}"),
-                    Event::Read { .. } => panic!("no request reads"),
+                    Event::Read { .. } | Event::Prompt { .. } => panic!("no request reads"),
                     Event::Prefill { done, .. } => {
                         let (asked, request, _) = &running[&lane];
                         if asked.cancelled_after == Some(0) && done > 70 {
@@ -263,7 +263,7 @@ fn open(model: &Model, make: Make<'_>, size: Size, folder: &tempfile::TempDir) -
     let device = make(size.limits);
     let row_bytes = model.config.kv_bytes_per_token(device.dtype());
     let ram_bytes = size.limits.pages as u64 * 64 / 3 * row_bytes;
-    Engine::with_tiers(model, device, Tiers { ram_bytes, store: Some(store), remote: None })
+    Engine::with_tiers(model, device, Tiers { ram_bytes, store: Some(store), ..Tiers::default() })
 }
 
 /// Random numbers from a seed.

@@ -33,7 +33,7 @@ pub fn assert_close(
 
 /// The experts of each token and their weights. Where two experts are all but equally likely, sums in
 /// another order may choose the other one.
-fn assert_routes_close(
+pub fn assert_routes_close(
     ours: &[f32],
     reference: &[f32],
     chosen: usize,

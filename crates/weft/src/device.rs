@@ -27,12 +27,26 @@ pub enum DeviceChoice {
     Reference,
 }
 
+/// Where the experts of a mixture of experts lie.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ExpertsPlace {
+    /// On the device, like everything else.
+    #[default]
+    Device,
+    /// In main memory, computed by the CPU, beside a GPU that runs everything else: for models
+    /// whose experts a GPU cannot hold.
+    Cpu,
+}
+
 /// The device that weft has chosen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Chosen {
     /// A CUDA GPU, with its way of launching kernels.
     #[cfg(feature = "cuda")]
     Cuda(weft_cuda::Launches),
+    /// A CUDA GPU, with the model's experts in main memory.
+    #[cfg(all(feature = "cuda", feature = "cpu"))]
+    CudaWithHostExperts,
     /// The CPU.
     #[cfg(feature = "cpu")]
     Cpu,
@@ -57,6 +71,7 @@ pub enum Tested {
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct DeviceOptions {
     pub(crate) device: DeviceChoice,
+    pub(crate) experts: ExpertsPlace,
     #[cfg(feature = "cuda")]
     pub(crate) launches: weft_cuda::Launches,
 }
@@ -66,7 +81,8 @@ impl DeviceOptions {
     /// reference device, and keeps its precision.
     pub(crate) fn choose(&self, config: &Config) -> Result<Chosen, Error> {
         let fast = self.fast_device()?;
-        Ok(if config.dtype == Dtype::Bf16 { fast } else { Chosen::Reference })
+        let chosen = if config.dtype == Dtype::Bf16 { fast } else { Chosen::Reference };
+        chosen.with_experts(self.experts, config)
     }
 
     /// The fastest device that is both allowed and present.
@@ -111,12 +127,57 @@ fn after_test<T>(
     }
 }
 
+/// The options of the CPU device, or of experts beside a GPU.
+#[cfg(feature = "cpu")]
+fn cpu(limits: Limits, threads: Option<usize>) -> Result<weft_cpu::Options, Error> {
+    let mut options = weft_cpu::Options::new(limits)?;
+    options.threads = threads.unwrap_or(options.threads);
+    Ok(options)
+}
+
+#[cfg(feature = "cuda")]
+fn on_gpu(
+    made: Result<weft_cuda::CudaDevice, weft_cuda::CudaError>,
+) -> Result<Box<dyn Inspect>, Error> {
+    match made {
+        Ok(device) => Ok(Box::new(device)),
+        Err(weft_cuda::CudaError::Weights(error)) => Err(ModelError::from(error).into()),
+        Err(error) => Err(Error::Gpu(error.to_string())),
+    }
+}
+
 impl Chosen {
+    /// The same device with a model's experts in their place.
+    ///
+    /// # Errors
+    /// [`Error::Experts`] if the experts cannot lie there.
+    pub fn with_experts(self, place: ExpertsPlace, config: &Config) -> Result<Self, Error> {
+        if place == ExpertsPlace::Device {
+            return Ok(self);
+        }
+        if config.experts.is_none() {
+            return Err(Error::Experts("the model has no experts"));
+        }
+        match self {
+            #[cfg(feature = "cuda")]
+            Self::Cuda(weft_cuda::Launches::Persistent) => {
+                Err(Error::Experts("a persistent kernel cannot wait for the CPU"))
+            }
+            #[cfg(all(feature = "cuda", feature = "cpu"))]
+            Self::Cuda(_) | Self::CudaWithHostExperts => Ok(Self::CudaWithHostExperts),
+            #[cfg(all(feature = "cuda", not(feature = "cpu")))]
+            Self::Cuda(_) => Err(Error::Experts("this program has no CPU device")),
+            #[cfg(feature = "cpu")]
+            Self::Cpu => Err(Error::Experts("the CPU device has them there anyway")),
+            Self::Reference => Err(Error::Experts("the reference device has them there anyway")),
+        }
+    }
+
     /// The free memory of the device, if the system reports it.
     pub(crate) fn free_memory(self) -> Result<Option<u64>, Error> {
         match self {
             #[cfg(feature = "cuda")]
-            Self::Cuda(_) => {
+            _ if self.is_gpu() => {
                 let facts = weft_cuda::probe().map_err(|error| Error::Gpu(error.to_string()))?;
                 Ok(Some(facts.free_bytes as u64))
             }
@@ -124,36 +185,56 @@ impl Chosen {
         }
     }
 
+    /// Whether a GPU runs the plan, or all of it but the experts.
+    pub(crate) fn is_gpu(self) -> bool {
+        match self {
+            #[cfg(feature = "cuda")]
+            Self::Cuda(_) => true,
+            #[cfg(all(feature = "cuda", feature = "cpu"))]
+            Self::CudaWithHostExperts => true,
+            _ => false,
+        }
+    }
+
     /// Tests the device while `load` loads a model onto it. A GPU is tested once for its kernels
-    /// and its driver; the others at every start. The first result is none if the test failed.
+    /// and its driver, and for models with experts once more; the others at every start. The first
+    /// result is none if the test failed.
     ///
     /// # Errors
     /// Those of `load`.
     pub fn test_beside<T>(
         self,
+        #[cfg_attr(not(feature = "cuda"), expect(unused_variables))] config: &Config,
         load: impl FnOnce() -> Result<T, Error>,
     ) -> Result<(Option<T>, Tested), Error> {
+        #[cfg(feature = "cuda")]
+        let has_experts = config.experts.is_some();
         match self {
             Self::Reference => Ok((Some(load()?), Tested::NotNeeded)),
             #[cfg(feature = "cuda")]
-            Self::Cuda(launches) if self_test::cuda_has_passed(launches) => {
+            Self::Cuda(launches) if self_test::cuda_has_passed(launches, has_experts) => {
                 Ok((Some(load()?), Tested::Earlier))
             }
             #[cfg(feature = "cuda")]
             Self::Cuda(launches) => std::thread::scope(|scope| {
                 // The test compiles its own kernels; those of the model need not wait for them.
-                let test = scope.spawn(move || self_test::cuda(launches));
+                let test = scope.spawn(move || self_test::cuda(launches, has_experts));
                 let loaded = load();
                 let tested = test.join().unwrap_or_else(|_| Err("the self-test panicked".into()));
                 after_test(tested, || loaded)
             }),
+            #[cfg(all(feature = "cuda", feature = "cpu"))]
+            Self::CudaWithHostExperts => match self_test::cpu() {
+                Ok(_) => Self::Cuda(weft_cuda::Launches::Graph).test_beside(config, load),
+                Err(reason) => Ok((None, Tested::Failed(reason))),
+            },
             #[cfg(feature = "cpu")]
             Self::Cpu => after_test(self_test::cpu(), load),
         }
     }
 
-    /// Loads a model onto the device. `threads` applies to the CPU; the default is all of its
-    /// cores.
+    /// Loads a model onto the device. `threads` applies to the CPU, and to experts in main memory;
+    /// the default is all cores.
     ///
     /// # Errors
     /// [`Error::Model`] if the weights cannot be read; [`Error::Gpu`] if the GPU reports an error.
@@ -168,24 +249,54 @@ impl Chosen {
             #[cfg(feature = "cuda")]
             Self::Cuda(launches) => {
                 let options = weft_cuda::Options { launches, ..weft_cuda::Options::new(limits) };
-                match weft_cuda::CudaDevice::new(config, weights, options) {
-                    Ok(device) => Ok(Box::new(device)),
-                    Err(weft_cuda::CudaError::Weights(error)) => {
-                        Err(ModelError::from(error).into())
-                    }
-                    Err(error) => Err(Error::Gpu(error.to_string())),
-                }
+                on_gpu(weft_cuda::CudaDevice::new(config, weights, options))
+            }
+            #[cfg(all(feature = "cuda", feature = "cpu"))]
+            Self::CudaWithHostExperts => {
+                let experts = weft_cpu::CpuExperts::new(config, weights, cpu(limits, threads)?);
+                let experts = Box::new(experts.map_err(ModelError::from)?);
+                let options = weft_cuda::Options::new(limits);
+                let made = weft_cuda::CudaDevice::with_host_experts;
+                on_gpu(made(config, weights, options, experts))
             }
             #[cfg(feature = "cpu")]
             Self::Cpu => {
-                let mut options = weft_cpu::Options::new(limits)?;
-                options.threads = threads.unwrap_or(options.threads);
-                let device = weft_cpu::CpuDevice::new(config, weights, options);
+                let device = weft_cpu::CpuDevice::new(config, weights, cpu(limits, threads)?);
                 Ok(Box::new(device.map_err(ModelError::from)?))
             }
             Self::Reference => {
                 Ok(reference::open(config, weights, limits).map_err(ModelError::from)?)
             }
+        }
+    }
+}
+
+#[cfg(all(test, feature = "cuda", feature = "cpu"))]
+mod tests {
+    use weft_core::shapes;
+    use weft_cuda::Launches;
+
+    use super::*;
+
+    #[test]
+    fn experts_lie_in_main_memory_beside_a_gpu_only() {
+        let [sparse, dense] =
+            ["qwen3-30b-a3b", "qwen3-0.6b"].map(|name| shapes::config(name).unwrap());
+        let placed = |chosen: Chosen, config| chosen.with_experts(ExpertsPlace::Cpu, config);
+        for launches in [Launches::Auto, Launches::Graph, Launches::Ops] {
+            let chosen = placed(Chosen::Cuda(launches), &sparse).unwrap();
+            assert_eq!(chosen, Chosen::CudaWithHostExperts);
+        }
+        for (chosen, config, reason) in [
+            (Chosen::Cuda(Launches::Auto), &dense, "the model has no experts"),
+            (Chosen::Cuda(Launches::Persistent), &sparse, "persistent kernel"),
+            (Chosen::Cpu, &sparse, "the CPU device has them there anyway"),
+            (Chosen::Reference, &sparse, "the reference device"),
+        ] {
+            let refused = placed(chosen, config).unwrap_err().to_string();
+            assert!(refused.contains(reason), "{chosen:?}: {refused}");
+            let left = chosen.with_experts(ExpertsPlace::Device, config).unwrap();
+            assert_eq!(left, chosen, "the default changes nothing");
         }
     }
 }

@@ -57,10 +57,11 @@ pub enum Error {
     /// The model does not fit into memory.
     #[error(
         "the model needs {} ({} of weights, {} of KV for contexts of {context} tokens, {} of \
-         scratch) and only {} is free{}; shorten the context, lower the memory for KV rows, or \
+         scratch) and only {} is free{}; shorten the context, lower the memory for KV rows, {}or \
          choose a smaller model",
         in_bytes(need.total()), in_bytes(need.weights), in_bytes(need.kv), in_bytes(need.scratch),
-        in_bytes(*free), if *on_gpu { " on the GPU" } else { "" }
+        in_bytes(*free), if *on_gpu { " on the GPU" } else { "" },
+        if *has_experts { "keep the experts in main memory, " } else { "" }
     )]
     TooLarge {
         /// The memory that the model needs.
@@ -71,7 +72,24 @@ pub enum Error {
         context: usize,
         /// Whether the GPU's memory is too small, rather than main memory.
         on_gpu: bool,
+        /// Whether the GPU holds experts, which could lie in main memory.
+        has_experts: bool,
     },
+    /// The experts of the model do not fit into main memory.
+    #[error(
+        "the model's experts need {} of main memory ({} of weights) and only {} is free; choose a \
+         smaller model or a form with fewer bits",
+        in_bytes(need.total()), in_bytes(need.weights), in_bytes(*free)
+    )]
+    ExpertsTooLarge {
+        /// The main memory that the experts need.
+        need: Need,
+        /// Free bytes.
+        free: u64,
+    },
+    /// The caller asked for experts in main memory, which cannot be.
+    #[error("experts cannot lie in main memory beside a GPU: {0}; leave the experts on the device")]
+    Experts(&'static str),
     /// The model fits into memory, and its draft model does not fit beside it.
     #[error(
         "the model needs {} and its draft model {} ({} of weights, {} of KV, {} of scratch), and \

@@ -47,12 +47,13 @@ pub use weft_core;
 pub use weft_core::chunk::{Repair, Report, Reuse};
 pub use weft_core::engine::{FinishReason, Speculate, Speculation, Stats};
 pub use weft_core::retrieval::embedding;
+pub use weft_core::store::StoredRows;
 
 pub use self::answer::{Answer, Stream};
 #[cfg(feature = "bundled")]
 pub use self::bundled::bundled_model;
 pub use self::chat::Chat;
-pub use self::device::DeviceChoice;
+pub use self::device::{DeviceChoice, ExpertsPlace};
 pub use self::error::Error;
 pub use self::llm::Llm;
 pub use self::open::{DEFAULT_CONTEXT, Options};

@@ -20,7 +20,7 @@ const GPU_BLOCK_TOKENS: usize = 2048;
 pub fn step_tokens(device: Chosen) -> usize {
     match device {
         #[cfg(feature = "cuda")]
-        Chosen::Cuda(_) => GPU_BLOCK_TOKENS,
+        _ if device.is_gpu() => GPU_BLOCK_TOKENS,
         _ => CPU_BLOCK_TOKENS,
     }
 }
@@ -54,7 +54,20 @@ pub struct MemoryPlan {
     pub need: Need,
     /// Free bytes before the model was loaded, if known.
     pub free: Option<u64>,
+    /// The main memory of experts, if they lie there beside a GPU.
+    pub experts: Option<ExpertMemory>,
     on_gpu: bool,
+    /// Whether the GPU holds experts.
+    has_experts: bool,
+}
+
+/// The main memory that experts use beside a GPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ExpertMemory {
+    /// The memory that they allocate.
+    pub need: Need,
+    /// Free bytes before they were loaded, if known.
+    pub free: Option<u64>,
 }
 
 impl MemoryPlan {
@@ -64,10 +77,14 @@ impl MemoryPlan {
     /// [`Error::KvMemory`] if `room` has too few bytes; [`Error::Gpu`] if the GPU reports an error.
     pub fn new(config: &Config, forms: &Forms, room: &Room, device: Chosen) -> Result<Self, Error> {
         let free = device.free_memory()?;
-        Self::with_free(config, forms, room, device, free)
+        let mut plan = Self::with_free(config, forms, room, device, free)?;
+        if let Some(experts) = &mut plan.experts {
+            experts.free = available_memory();
+        }
+        Ok(plan)
     }
 
-    /// The same, with a given amount of free memory.
+    /// The same, with a given amount of free memory on the device.
     ///
     /// # Errors
     /// [`Error::KvMemory`]
@@ -82,6 +99,8 @@ impl MemoryPlan {
         let page_bytes = match device {
             #[cfg(feature = "cuda")]
             Chosen::Cuda(_) => weft_cuda::page_bytes(config),
+            #[cfg(all(feature = "cuda", feature = "cpu"))]
+            Chosen::CudaWithHostExperts => weft_cuda::page_bytes(config),
             #[cfg(feature = "cpu")]
             Chosen::Cpu => plain_page(Dtype::Bf16),
             Chosen::Reference => plain_page(config.dtype),
@@ -92,14 +111,23 @@ impl MemoryPlan {
             positions: room.context,
             pages: pages(room, page_bytes, free)?,
         };
-        let (need, on_gpu) = match device {
+        let mut experts = None;
+        let need = match device {
             #[cfg(feature = "cuda")]
-            Chosen::Cuda(_) => (weft_cuda::need(config, forms, &limits), true),
+            Chosen::Cuda(_) => weft_cuda::need(config, forms, &limits),
+            #[cfg(all(feature = "cuda", feature = "cpu"))]
+            Chosen::CudaWithHostExperts => {
+                let need = weft_cpu::need_of_experts(config, forms, limits.step_tokens);
+                experts = Some(ExpertMemory { need, free: None });
+                weft_cuda::need_without_experts(config, forms, &limits)
+            }
             #[cfg(feature = "cpu")]
-            Chosen::Cpu => (weft_cpu::need(config, forms, &limits), false),
-            Chosen::Reference => (Need::unpadded(config, forms, &limits, config.dtype), false),
+            Chosen::Cpu => weft_cpu::need(config, forms, &limits),
+            Chosen::Reference => Need::unpadded(config, forms, &limits, config.dtype),
         };
-        Ok(Self { limits, need, free, on_gpu })
+        let on_gpu = device.is_gpu();
+        let has_experts = on_gpu && experts.is_none() && config.experts.is_some();
+        Ok(Self { limits, need, free, experts, on_gpu, has_experts })
     }
 
     /// Whether the device is a GPU.
@@ -111,15 +139,21 @@ impl MemoryPlan {
     /// Checks that the model fits into the free memory, before the system kills a process for it.
     ///
     /// # Errors
-    /// [`Error::TooLarge`]
+    /// [`Error::TooLarge`] and [`Error::ExpertsTooLarge`]
     pub fn check_fits(&self) -> Result<(), Error> {
-        match self.free {
-            Some(free) if self.need.total() > free => Err(Error::TooLarge {
+        if let Some(free) = self.free.filter(|free| self.need.total() > *free) {
+            return Err(Error::TooLarge {
                 need: self.need,
                 free,
                 context: self.limits.positions,
                 on_gpu: self.on_gpu,
-            }),
+                has_experts: self.has_experts,
+            });
+        }
+        match self.experts {
+            Some(ExpertMemory { need, free: Some(free) }) if need.total() > free => {
+                Err(Error::ExpertsTooLarge { need, free })
+            }
             _ => Ok(()),
         }
     }
@@ -241,6 +275,37 @@ mod tests {
         assert!(refused.contains("12.9 GB is free on the GPU"), "{refused}");
         assert!(refused.contains("16.4 GB of weights"), "{refused}");
         plan("qwen3-32b", 1 << 40).check_fits().unwrap();
+    }
+
+    /// Experts count to main memory by their true size, and the rest to the GPU's.
+    #[cfg(all(feature = "cuda", feature = "cpu"))]
+    #[test]
+    fn experts_in_main_memory_are_held_against_main_memory() {
+        use weft_core::shapes;
+        let room = Room { context: 8192, contexts: 2, kv_memory: None };
+        let config = shapes::config("qwen3-30b-a3b").unwrap();
+        let plan = |device, free| {
+            MemoryPlan::with_free(&config, &Forms::default(), &room, device, Some(free)).unwrap()
+        };
+        let whole = plan(Chosen::Cuda(weft_cuda::Launches::Auto), 24 << 30);
+        let refused = whole.check_fits().unwrap_err().to_string();
+        assert!(refused.contains("free on the GPU") && refused.contains("experts"), "{refused}");
+        let split = plan(Chosen::CudaWithHostExperts, 24 << 30);
+        split.check_fits().unwrap();
+        let experts = split.experts.unwrap();
+        assert_eq!(experts.need.weights, 48 * 128 * 3 * 768 * 2048 * 2);
+        assert_eq!(split.need.weights + experts.need.weights, whole.need.weights);
+        let with = |free| MemoryPlan {
+            experts: Some(ExpertMemory { free: Some(free), ..experts }),
+            ..split.clone()
+        };
+        with(64 << 30).check_fits().unwrap();
+        let refused = with(32 << 30).check_fits().unwrap_err().to_string();
+        assert!(refused.contains("58.0 GB of weights"), "{refused}");
+        assert!(refused.contains("34.4 GB is free"), "{refused}");
+        // On a card that the rest does not fit either, experts are no way out.
+        let refused = plan(Chosen::CudaWithHostExperts, 1 << 30).check_fits().unwrap_err();
+        assert!(!refused.to_string().contains("experts"), "{refused}");
     }
 
     #[test]

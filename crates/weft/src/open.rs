@@ -10,10 +10,10 @@ use weft_core::device::Inspect;
 use weft_core::engine::{Engine, RemoteTier, Speculate, Tiers, check_draft_tokenizer};
 use weft_core::hub::{self, HubEnv, ModelRef};
 use weft_core::model::Model;
-use weft_core::store::Store;
+use weft_core::store::{Store, StoredRows};
 use weft_core::weights::{Coded, CodedRow, Form, Forms, Tensor, Weights, WeightsError};
 
-use crate::device::{Chosen, DeviceChoice, DeviceOptions, Tested};
+use crate::device::{Chosen, DeviceChoice, DeviceOptions, ExpertsPlace, Tested};
 use crate::error::Error;
 use crate::llm::Llm;
 use crate::memory::{CONTEXTS, MemoryPlan, Room, check_fit_together, default_ram_cache};
@@ -49,6 +49,7 @@ pub struct Options {
     ram_cache: Option<u64>,
     disk_cache: Option<(PathBuf, u64)>,
     remote: Option<Arc<dyn RemoteTier>>,
+    stored_rows: StoredRows,
     speculate: Speculate,
     draft: Option<Draft>,
     progress: Box<dyn Progress>,
@@ -80,6 +81,7 @@ impl Options {
         Self {
             device_options: DeviceOptions {
                 device: DeviceChoice::Auto,
+                experts: ExpertsPlace::Device,
                 #[cfg(feature = "cuda")]
                 launches: weft_cuda::Launches::Auto,
             },
@@ -92,6 +94,7 @@ impl Options {
             ram_cache: None,
             disk_cache: None,
             remote: None,
+            stored_rows: StoredRows::Full,
             speculate: Speculate::Auto,
             draft: None,
             progress: Box::new(Silent),
@@ -101,6 +104,13 @@ impl Options {
     /// Sets the device.
     pub fn device(mut self, device: DeviceChoice) -> Self {
         self.device_options.device = device;
+        self
+    }
+
+    /// Sets where the experts of a mixture of experts lie. In main memory, beside a GPU that runs
+    /// the rest, they need no GPU memory, and answers take longer.
+    pub fn experts(mut self, place: ExpertsPlace) -> Self {
+        self.device_options.experts = place;
         self
     }
 
@@ -166,6 +176,13 @@ impl Options {
     /// [`disk_cache`](Self::disk_cache), which is its cache on this machine.
     pub fn remote(mut self, remote: Arc<dyn RemoteTier>) -> Self {
         self.remote = Some(remote);
+        self
+    }
+
+    /// Sets how the KV rows of approximate reuse are stored on disk and in the remote store. The
+    /// default is [`StoredRows::Full`].
+    pub fn stored_rows(mut self, rows: StoredRows) -> Self {
+        self.stored_rows = rows;
         self
     }
 
@@ -242,14 +259,14 @@ impl Options {
         };
         let chosen = self.device_options.choose(&model.config)?;
         let load = |chosen| self.load_onto(chosen, &model, draft.as_ref());
-        let (loaded, tested) = chosen.test_beside(|| load(chosen))?;
+        let (loaded, tested) = chosen.test_beside(&model.config, || load(chosen))?;
         if let Tested::Failed(reason) = &tested {
             self.progress.report(Event::SelfTestFailed { reason });
         }
         let OnDevice { memory, device, draft: draft_device } =
             loaded.map_or_else(|| load(Chosen::Reference), Ok)?;
         self.progress.report(Event::Loaded);
-        let (tiers, warning) = self.tiers();
+        let (tiers, warning) = self.tiers(&model.config);
         let mut engine = Engine::with_tiers(&model, device, tiers);
         engine.set_speculation(self.speculate);
         let (draft_memory, draft_device) = draft_device.unzip();
@@ -305,7 +322,8 @@ impl Options {
     ) -> Result<(Chosen, MemoryPlan), Error> {
         let config = &draft.config;
         let is_reference = matches!(chosen, Chosen::Reference);
-        let chosen = if is_reference { chosen } else { self.device_options.choose(config)? };
+        let whole = DeviceOptions { experts: ExpertsPlace::Device, ..self.device_options };
+        let chosen = if is_reference { chosen } else { whole.choose(config)? };
         // A draft model with fewer positions drafts the beginning of long contexts alone.
         let context = room.context.min(config.max_positions);
         let room = Room { context, kv_memory: None, ..*room };
@@ -332,7 +350,7 @@ impl Options {
 
     /// If the folder cannot be used, there is a warning and no disk tier: answers take longer, and
     /// stay the same.
-    fn tiers(&self) -> (Tiers, Option<String>) {
+    fn tiers(&self, config: &Config) -> (Tiers, Option<String>) {
         let ram_bytes = self.ram_cache.unwrap_or_else(default_ram_cache);
         let (store, warning) = match &self.disk_cache {
             None | Some((_, 0)) => (None, None),
@@ -341,7 +359,8 @@ impl Options {
                 Err(error) => (None, Some(format!("KV rows are not saved on disk: {error}"))),
             },
         };
-        (Tiers { ram_bytes, store, remote: self.remote.clone() }, warning)
+        let stored_rows = self.stored_rows.form(config.head_dim);
+        (Tiers { ram_bytes, store, remote: self.remote.clone(), stored_rows }, warning)
     }
 }
 

@@ -53,32 +53,33 @@ pub fn cpu() -> Result<Passed, String> {
     })
 }
 
-/// Tests the CUDA device with the given way of launching kernels. `Auto` is tested as a graph,
-/// because its measurements accept another way only if it computes the same bits as the graph.
+/// Tests the CUDA device with the given way of launching kernels, for models with experts or for
+/// those without. `Auto` is tested as a graph, because its measurements accept another way only if
+/// it computes the same bits as the graph.
 ///
 /// # Errors
 /// The first result that differs from the reference.
 #[cfg(feature = "cuda")]
-pub fn cuda(launches: weft_cuda::Launches) -> Result<Passed, String> {
+pub fn cuda(launches: weft_cuda::Launches, has_experts: bool) -> Result<Passed, String> {
     use weft_cuda::Launches;
     let is_kept = is_recorded(launches);
     let launches = if launches == Launches::Auto { Launches::Graph } else { launches };
-    let passed = run_on(TEST_MODEL, |config, weights, limits| {
+    let passed = run_on(test_model(has_experts), |config, weights, limits| {
         let options = weft_cuda::Options { launches, ..weft_cuda::Options::new(limits) };
         let device = weft_cuda::CudaDevice::new(config, weights, options);
         Ok(Box::new(device.map_err(|error| error.to_string())?))
     })?;
-    if let (true, Some(record)) = (is_kept, cuda_record()) {
+    if let (true, Some(record)) = (is_kept, cuda_record(has_experts)) {
         record.keep();
     }
     Ok(passed)
 }
 
-/// Whether the CUDA device has passed the test at an earlier start, with this GPU, driver and
+/// Whether the CUDA device has passed the same test at an earlier start, with this GPU, driver and
 /// kernels. Every start still compares the persistent kernel with the graph.
 #[cfg(feature = "cuda")]
-pub(crate) fn cuda_has_passed(launches: weft_cuda::Launches) -> bool {
-    is_recorded(launches) && cuda_record().is_some_and(|record| record.has_passed())
+pub(crate) fn cuda_has_passed(launches: weft_cuda::Launches, has_experts: bool) -> bool {
+    is_recorded(launches) && cuda_record(has_experts).is_some_and(|record| record.has_passed())
 }
 
 /// Records are about the ways that most starts use, which are tested as a graph.
@@ -88,8 +89,8 @@ fn is_recorded(launches: weft_cuda::Launches) -> bool {
 }
 
 #[cfg(feature = "cuda")]
-fn cuda_record() -> Option<weft_cuda::TestRecord> {
-    let config = Config::from_json(TEST_MODEL).ok()?;
+fn cuda_record(has_experts: bool) -> Option<weft_cuda::TestRecord> {
+    let config = Config::from_json(test_model(has_experts)).ok()?;
     weft_cuda::TestRecord::new(&config, &weft_core::weights::Forms::default()).ok()
 }
 
@@ -212,12 +213,18 @@ const TEST_MODEL: &[u8] = br#"{"model_type": "qwen3", "hidden_size": 64, "num_hi
     "vocab_size": 256, "max_position_embeddings": 64, "rope_theta": 1e6, "tie_word_embeddings": true}"#;
 
 /// The same with experts in the second layer, so that every op runs.
-#[cfg(feature = "cpu")]
 const SPARSE_TEST_MODEL: &[u8] = br#"{"model_type": "qwen3_moe", "hidden_size": 64,
     "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32,
     "intermediate_size": 96, "num_experts": 5, "num_experts_per_tok": 2,
     "moe_intermediate_size": 72, "norm_topk_prob": true, "mlp_only_layers": [0], "vocab_size": 256,
     "max_position_embeddings": 64, "rope_theta": 1e6, "tie_word_embeddings": true}"#;
+
+/// The model that runs every op of such models. Kernels of experts take long to compile, so others
+/// are tested without them.
+#[cfg(feature = "cuda")]
+fn test_model(has_experts: bool) -> &'static [u8] {
+    if has_experts { SPARSE_TEST_MODEL } else { TEST_MODEL }
+}
 
 /// The test's prompt, in the first page.
 struct Prompt {
@@ -318,5 +325,20 @@ mod tests {
             assert!(said.starts_with(name), "{tensor:?}: {said}");
         }
         assert!(cpu().is_ok());
+    }
+
+    /// A model is tested by one that has its ops, and a dense one waits for no other kernels.
+    #[cfg(feature = "cuda")]
+    #[test]
+    fn every_op_of_a_model_is_tested_on_a_gpu() {
+        use std::collections::HashSet;
+        let names =
+            |config: &Config| -> HashSet<_> { plan(config).into_iter().map(Op::name).collect() };
+        for name in weft_core::shapes::NAMES {
+            let config = weft_core::shapes::config(name).unwrap();
+            let tested = Config::from_json(test_model(config.experts.is_some())).unwrap();
+            assert!(names(&config).is_subset(&names(&tested)), "{name}");
+            assert_eq!(config.experts.is_some(), tested.experts.is_some(), "{name}");
+        }
     }
 }

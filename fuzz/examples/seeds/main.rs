@@ -2,6 +2,7 @@
 
 mod answers;
 mod gguf;
+mod remote;
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -15,7 +16,7 @@ use serde_json::{Value, json};
 use weft_core::chunk::{Chunk, Kind, SignedRows, export};
 use weft_core::config::Config;
 use weft_core::dtype::Dtype;
-use weft_core::store::{Header, KvKey, Put, Rows, Store};
+use weft_core::store::{Header, KvKey, Put, RowForm, Rows, Store};
 use weft_core::weights::{Safetensors, Tensor, tensors};
 use weft_fuzz::{
     CONFIG, FINGERPRINT, KEY, PACKED_CONFIG, packed_configs, parcel_homes, parcel_tokenizer,
@@ -58,6 +59,7 @@ fn main() {
     }
     requests(&read(data.join("prompts/conversations.json")));
     rows();
+    remote::seeds().iter().for_each(|(name, bytes)| write("remote", name, bytes));
 }
 
 fn write(target: &str, name: &str, bytes: &[u8]) {
@@ -414,26 +416,37 @@ fn rows() {
     let root =
         blake3::Hasher::new().update(b"weft kv rows 1\0").update(FINGERPRINT.as_bytes()).finalize();
     let parent = KvKey::from_bytes(*root.as_bytes());
-    let key = KvKey::of_rows(&parent, &chunk.tokens);
-    for (name, dtype) in [("bf16", Dtype::Bf16), ("f32", Dtype::F32)] {
+    let coarse = RowForm::Int8 { group: 2 };
+    let forms = [
+        ("int8", Dtype::Bf16, coarse),
+        ("int8-f32", Dtype::F32, coarse),
+        ("bf16", Dtype::Bf16, RowForm::Full),
+        ("f32", Dtype::F32, RowForm::Full),
+    ];
+    for (name, dtype, form) in forms {
         let header = Header {
             fingerprint: FINGERPRINT.to_owned(),
             dtype,
+            form,
             layers: 2,
             kv_width: 2,
-            reuse: "exact".to_owned(),
+            reuse: form.reuse().to_owned(),
             parent,
             home_position: 0,
             tokens: chunk.tokens.clone(),
             prefill_us: 12,
         };
-        let bytes = vec![1; header.tensor_bytes().expect("a size")];
+        let key = header.key();
+        let bytes = vec![1; header.full_bytes().expect("a size")];
         let rows = Rows { k: bytes.clone(), v: bytes };
         store.remove(&key);
         assert_eq!(store.put(&key, &header, &rows), Put::Stored);
         let file = folder.path().join(name);
         store.export(&key, &file).expect("a chunk file");
         write("chunk_file", name, &fs::read(&file).expect("a chunk file"));
+        if form.is_coarse() {
+            store.remove(&key);
+        }
     }
     let homes = parcel_homes(&chunk);
     let signed = SignedRows { store: &mut store, homes: &homes, key: &KEY };

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use clap::Args;
+use weft_core::store::StoredRows;
 
 use super::RemoteArgs;
 use crate::size;
@@ -26,6 +27,10 @@ pub(crate) struct CacheArgs {
     /// Disk space for KV rows (default: 4g; 0 for none)
     #[arg(help_heading = HEADING, long, value_name = "SIZE", value_parser = size::parse_bytes)]
     pub(crate) disk_cache: Option<u64>,
+    /// How KV rows of anchored and isolated documents are stored on disk and in the remote store:
+    /// full, or int8, which takes about half the space and changes answers a little (default: full)
+    #[arg(help_heading = HEADING, long, value_name = "FORM")]
+    pub(crate) stored_rows: Option<StoredRows>,
     /// Folder for KV rows on disk (default: weft/kv in the user's cache folder)
     #[arg(help_heading = HEADING, long, value_name = "DIR")]
     pub(crate) cache_dir: Option<PathBuf>,

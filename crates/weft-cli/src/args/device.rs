@@ -3,6 +3,7 @@
 use std::fmt;
 
 use clap::{Args, ValueEnum};
+use weft::ExpertsPlace;
 use weft_core::weights::Coded;
 
 use crate::size;
@@ -17,6 +18,9 @@ pub(crate) struct DeviceArgs {
     /// Kernels
     #[arg(long, value_enum, default_value_t = Kernels::Auto)]
     pub(crate) kernels: Kernels,
+    /// Where the experts of a mixture of experts lie
+    #[arg(long, value_enum, value_name = "PLACE", default_value_t = ExpertsAt::Device)]
+    pub(crate) experts: ExpertsAt,
     /// Threads of the CPU device (default: all cores)
     #[arg(short, long, value_name = "N", value_parser = size::parse_threads)]
     pub(crate) threads: Option<usize>,
@@ -46,6 +50,24 @@ pub(crate) enum Kernels {
     Ops,
     /// Plain loops that define every op; slow
     Reference,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub(crate) enum ExpertsAt {
+    /// On the device, like everything else
+    #[default]
+    Device,
+    /// In main memory, computed by the CPU beside a GPU: for cards that cannot hold them
+    Cpu,
+}
+
+impl ExpertsAt {
+    pub(crate) fn place(self) -> ExpertsPlace {
+        match self {
+            Self::Device => ExpertsPlace::Device,
+            Self::Cpu => ExpertsPlace::Cpu,
+        }
+    }
 }
 
 /// A form that weights are quantised to while they are loaded.

@@ -27,7 +27,7 @@ pub(crate) use self::chunk::{
     PinArgs, RmArgs, ShowChunkArgs, TrustArgs, WarmArgs, WhichArgs,
 };
 pub(crate) use self::compare::CompareArgs;
-pub(crate) use self::device::{DeviceArgs, DeviceKind, Kernels, Quantize};
+pub(crate) use self::device::{DeviceArgs, DeviceKind, ExpertsAt, Kernels, Quantize};
 pub(crate) use self::embed::EmbedArgs;
 pub(crate) use self::quantize::QuantizeArgs;
 pub(crate) use self::remote::{PullChunksArgs, PushArgs, RemoteArgs, RemoteTrustArgs, ThereArgs};

@@ -112,7 +112,7 @@ fn engine(
     };
     let store = Store::open(folder, u64::MAX >> 1)
         .map_err(|error| CliError::Usage(format!("{}: {error}", folder.display())))?;
-    let tiers = Tiers { ram_bytes: u64::MAX >> 1, store: Some(store), remote: None };
+    let tiers = Tiers { ram_bytes: u64::MAX >> 1, store: Some(store), ..Tiers::default() };
     subject.engine(&args.subject, limits, tiers)
 }
 

@@ -194,7 +194,10 @@ fn answer(
                     answers[lane.expect("a lane of this bench")].push(token.id);
                 }
                 Event::Failed { error, .. } => return Err(GenerateError::from(error).into()),
-                Event::Prefill { .. } | Event::Read { .. } | Event::Done { .. } => {}
+                Event::Prefill { .. }
+                | Event::Prompt { .. }
+                | Event::Read { .. }
+                | Event::Done { .. } => {}
             }
         }
         if started.is_none() && answers.iter().all(|answer| !answer.is_empty()) {

@@ -66,6 +66,7 @@ pub(crate) fn run(args: &StartArgs) -> Result<ExitCode, CliError> {
     let subject = Subject::find(&args.subject)?;
     subject.check_positions(args.prompt_tokens + 2)?;
     let chosen = launches.map_or(Chosen::Cpu, Chosen::Cuda);
+    let chosen = chosen.with_experts(args.subject.device.experts.place(), &subject.config)?;
     let limits = Limits {
         step_tokens: args.subject.step_tokens(),
         step_outputs: MAX_LANES,
@@ -75,7 +76,7 @@ pub(crate) fn run(args: &StartArgs) -> Result<ExitCode, CliError> {
     parts.end("model");
     let make =
         || chosen.make(&subject.config, &*subject.weights, limits, args.subject.device.threads);
-    let (device, tested) = chosen.test_beside(make)?;
+    let (device, tested) = chosen.test_beside(&subject.config, make)?;
     let mut device = device.ok_or_else(|| CliError::Unhealthy(reason(&tested)))?;
     let created: f64 = device.started().iter().map(|(_, ms)| ms).sum();
     for (part, ms) in device.started() {

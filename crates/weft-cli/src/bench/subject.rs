@@ -129,13 +129,15 @@ impl Subject {
     /// Loads the model onto the device that the flags ask for.
     pub(crate) fn open(&self, args: &SubjectArgs, limits: Limits) -> Result<OnDevice, CliError> {
         let launches = load::wanted_launches(&args.device)?;
-        self.check_fits(args, &limits, launches.is_some())?;
+        let chosen = launches.map_or(Chosen::Cpu, Chosen::Cuda);
+        let chosen = chosen.with_experts(args.device.experts.place(), &self.config)?;
+        self.check_fits(args, &limits, chosen)?;
         let start = Instant::now();
         terminal::note(args.quiet, &format!("{} ({}): loading", self.name, self.source));
         let (config, weights) = (&self.config, &*self.weights);
         let (threads, mut device): (usize, Box<dyn Inspect>) = match (launches, args.device.kernels)
         {
-            (Some(launches), _) => (1, Chosen::Cuda(launches).make(config, weights, limits, None)?),
+            (Some(_), _) => (1, chosen.make(config, weights, limits, args.device.threads)?),
             (None, Kernels::Reference) => {
                 (1, reference::open(config, weights, limits).map_err(ModelError::from)?)
             }
@@ -187,10 +189,15 @@ impl Subject {
         &self,
         args: &SubjectArgs,
         limits: &Limits,
-        on_gpu: bool,
+        chosen: Chosen,
     ) -> Result<(), CliError> {
+        let on_gpu = matches!(chosen, Chosen::Cuda(_) | Chosen::CudaWithHostExperts);
         let (weights, kv, free) = if on_gpu {
-            let need = weft_cuda::need(&self.config, &self.forms(), limits);
+            let need = match chosen {
+                Chosen::CudaWithHostExperts => weft_cuda::need_without_experts,
+                _ => weft_cuda::need,
+            };
+            let need = need(&self.config, &self.forms(), limits);
             let facts = weft_cuda::probe().map_err(|error| CliError::Gpu(error.to_string()))?;
             (need.weights, need.kv + need.scratch, Some(facts.free_bytes as u64))
         } else {

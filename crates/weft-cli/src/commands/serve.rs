@@ -21,6 +21,8 @@ use crate::terminal;
 const KEEP_LOADED: Duration = Duration::from_secs(600);
 
 pub(crate) fn run(args: ServeArgs) -> Result<ExitCode, CliError> {
+    // Before the first thread: models come and go, and the process must not grow by that.
+    weft_cpu::share_pools();
     let named = names(&args)?;
     let ServeArgs { mut model, mut cache, speculate, .. } = args;
     let speculate = speculate.speculate.unwrap_or_default();

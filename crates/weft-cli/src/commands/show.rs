@@ -62,6 +62,10 @@ fn rows(model: &Model, memory: &MemoryPlan, budget: &Budget) -> Vec<(&'static st
         ("end tokens", format!("{:?}", model.stop_ids)),
     ];
     rows.push(("weights", size::bytes(memory.need.weights)));
+    if let Some(bytes) = bytes_of_experts(model) {
+        let text = "in experts; with --experts cpu these lie in main memory beside a GPU";
+        rows.push(("", format!("{} of them {text}", size::bytes(bytes))));
+    }
     let token = bytes_of_token(model);
     rows.push(("per token", format!("{} of weights are read", size::bytes(token))));
     let pages = memory.limits.pages * PAGE_ROWS;
@@ -98,6 +102,13 @@ fn intermediate(config: &Config) -> String {
         0 => sparse,
         dense => format!("{sparse}; {dense} in dense layers"),
     }
+}
+
+/// Bytes of all experts, if the model has some.
+fn bytes_of_experts(model: &Model) -> Option<u64> {
+    let forms = Forms::of(&*model.weights, &model.config);
+    model.config.experts.as_ref()?;
+    Some(weft_cpu::need_of_experts(&model.config, &forms, 0).weights)
 }
 
 /// Bytes of weights that a step of one token reads.
@@ -149,6 +160,7 @@ fn facts(model: &Model, memory: &MemoryPlan, budget: &Budget) -> Value {
         "chat_template": model.template.is_some(),
         "stop_ids": model.stop_ids,
         "weight_bytes": memory.need.weights,
+        "expert_weight_bytes": bytes_of_experts(model),
         "kv_bytes_per_token": config.kv_bytes_per_token(config.dtype),
         "context": memory.limits.positions,
         "kv_bytes_per_1k_tokens": 1024 * config.kv_bytes_per_token(config.dtype),

@@ -6,9 +6,10 @@ use std::time::UNIX_EPOCH;
 
 use serde::{Deserialize, Serialize};
 use weft_core::hub::{self, HubEnv, ModelRef};
+use weft_core::store::StoredRows;
 use weft_core::weights::PartName;
 
-use crate::args::{CacheArgs, DeviceKind, Kernels, ModelArgs};
+use crate::args::{CacheArgs, DeviceKind, ExpertsAt, Kernels, ModelArgs};
 use crate::models;
 use crate::tiers::{Budget, chunk_folder};
 
@@ -40,6 +41,8 @@ pub(crate) struct Loaded {
     /// Whether a command that leaves the device open would take a GPU.
     pub(crate) has_gpu: bool,
     pub(crate) kernels: String,
+    /// Where the experts lie, which the last bits of answers depend on.
+    pub(crate) experts: String,
     pub(crate) context: usize,
     /// The context of a command that names none.
     pub(crate) default_context: usize,
@@ -47,6 +50,8 @@ pub(crate) struct Loaded {
     pub(crate) kv_memory: Option<u64>,
     pub(crate) ram_cache: Option<u64>,
     pub(crate) disk_cache: Option<u64>,
+    /// How rows of approximate reuse are stored.
+    pub(crate) stored_rows: StoredRows,
     /// The URL of the remote store.
     pub(crate) remote: Option<String>,
 }
@@ -92,10 +97,12 @@ impl Identity {
         is_device
             && is_context
             && kernels(model.device.kernels) == ours.kernels
+            && experts(model.device.experts) == ours.experts
             && (cache.no_cache || !ours.no_cache)
             && is_size(cache.kv_memory, ours.kv_memory)
             && is_size(cache.ram_cache, ours.ram_cache)
             && is_size(cache.disk_cache, ours.disk_cache)
+            && cache.stored_rows.is_none_or(|rows| rows == ours.stored_rows)
             && (cache.remote.remote.is_none() || cache.remote.remote == ours.remote)
             && (&self.version, &self.path, &self.files)
                 == (&wanted.version, &wanted.path, &wanted.files)
@@ -104,6 +111,10 @@ impl Identity {
             // A draft model changes the speed alone: a command without one takes any server.
             && (wanted.draft.is_none() || self.draft == wanted.draft)
     }
+}
+
+pub(crate) fn experts(experts: ExpertsAt) -> String {
+    format!("{experts:?}")
 }
 
 pub(crate) fn kernels(kernels: Kernels) -> String {
@@ -167,6 +178,7 @@ mod tests {
         let cache = CacheArgs::default();
         let loaded = Loaded {
             kernels: kernels(Kernels::Auto),
+            experts: experts(ExpertsAt::Device),
             context: 8192,
             default_context: 8192,
             ..Loaded::default()
@@ -177,9 +189,10 @@ mod tests {
         };
         assert!(serves(&model(), &cache));
         let on = |kind, kernels| {
-            let device = DeviceArgs { kind, kernels, threads: None };
+            let device = DeviceArgs { kind, kernels, ..DeviceArgs::default() };
             ModelArgs { device, ..model() }
         };
+        let apart = DeviceArgs { experts: ExpertsAt::Cpu, ..DeviceArgs::default() };
         assert!(serves(&on(DeviceKind::Cpu, Kernels::Auto), &cache));
         assert!(serves(&ModelArgs { ctx_size: Some(8192), ..model() }, &cache));
         assert!(serves(&model(), &CacheArgs { no_cache: true, ..cache.clone() }));
@@ -188,6 +201,7 @@ mod tests {
             ModelArgs { ctx_size: Some(4096), ..model() },
             on(DeviceKind::Cuda, Kernels::Auto),
             on(DeviceKind::Auto, Kernels::Reference),
+            ModelArgs { device: apart, ..model() },
             ModelArgs { quantize: Some(Quantize::Int4), ..model() },
             ModelArgs { draft: Some(name.clone()), ..model() },
         ] {
@@ -195,6 +209,10 @@ mod tests {
         }
         let elsewhere = CacheArgs { cache_dir: Some("/elsewhere".into()), ..cache.clone() };
         assert!(!serves(&model(), &elsewhere));
+        let coarse = CacheArgs { stored_rows: Some(StoredRows::Int8), ..cache.clone() };
+        assert!(!serves(&model(), &coarse));
+        let full = CacheArgs { stored_rows: Some(StoredRows::Full), ..cache.clone() };
+        assert!(serves(&model(), &full));
         let remote = RemoteArgs { remote: Some("s3://team/kv".to_owned()), ..<_>::default() };
         assert!(!serves(&model(), &CacheArgs { remote, ..cache.clone() }));
         assert!(!serves(&model(), &CacheArgs { kv_memory: Some(1 << 30), ..cache.clone() }));

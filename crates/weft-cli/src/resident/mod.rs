@@ -12,7 +12,7 @@ use crate::error::CliError;
 use crate::settings::{path_variable, user_folder};
 
 pub(crate) use self::client::Client;
-pub(crate) use self::identity::{Identity, Loaded, kernels};
+pub(crate) use self::identity::{Identity, Loaded, experts, kernels};
 
 /// The folder of sockets: in the user's runtime folder, else beside the cache.
 pub(crate) fn folder() -> Option<PathBuf> {

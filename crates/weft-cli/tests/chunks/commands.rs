@@ -225,3 +225,41 @@ fn id_of(text: &str) -> String {
     let mut library = Library::default();
     library.add(tokenizer, Kind::Context, text, Default::default()).unwrap().to_string()
 }
+
+#[test]
+fn rows_in_8_bits_are_listed_reported_and_never_found_by_exact_questions() {
+    let home = stocked();
+    let coarse = ["--stored-rows", "int8", "--reuse", "anchored"];
+    let documents = ["nusonix", "kehujax"];
+    home.ask(&documents, &coarse);
+    let listed = |name: &str| {
+        let all = home.chunk(&["list", "--json"]).json();
+        let mut all = all.as_array().unwrap().iter().cloned();
+        all.find(|chunk| chunk["name"] == name).unwrap()["rows_on_disk"].clone()
+    };
+    let (files, bytes) = (listed("nusonix")["files"].clone(), listed("nusonix")["bytes"].clone());
+    assert_eq!((files.as_u64(), listed("nusonix")["coarse_files"].as_u64()), (Some(1), Some(1)));
+    let table = home.chunk(&["list"]).ok().stdout;
+    let line = table.lines().find(|line| line.ends_with("nusonix")).unwrap();
+    assert!(line.contains("  int8  "), "{table}");
+    let answer = home.ask(&documents, &coarse);
+    assert_eq!(answer["text"], ANSWER);
+    assert_eq!(sources(&answer), ["disk", "disk", "disk", "computed"]);
+    let report = &answer["chunk_report"];
+    let tokens = |piece: usize| report["chunks"][piece]["coarse_tokens"].as_u64();
+    assert_eq!((tokens(0), tokens(1)), (None, report["chunks"][1]["tokens"].as_u64()));
+    assert_eq!(report["approximate_tokens"].as_u64(), tokens(1).zip(tokens(2)).map(|(a, b)| a + b));
+    // Neither by exact questions, nor by commands that store full rows.
+    for flags in [&["--stored-rows", "int8"][..], &["--reuse", "anchored"]] {
+        let exact = home.ask(&documents, flags);
+        assert_eq!(sources(&exact), ["disk", "computed", "computed", "computed"], "{flags:?}");
+        home.chunk(&["gc", "--disk-cache", "1k"]).ok();
+        home.ask(&documents, &coarse);
+    }
+    home.ask(&documents, &["--reuse", "anchored"]);
+    assert!(home.chunk(&["list"]).ok().stdout.contains("  both  "));
+    let full = listed("nusonix");
+    assert!(2 * bytes.as_u64().unwrap() < full["bytes"].as_u64().unwrap(), "{full} {bytes}");
+    let shown = home.chunk(&["show", "nusonix"]).ok().stderr;
+    assert!(shown.contains("1 of them in 8 bits"), "{shown}");
+}

@@ -103,7 +103,17 @@ fn thoughts_count_as_reasoning_and_end_before_the_answer() {
     let reasoning = usage["output_tokens_details"]["reasoning_tokens"].as_u64().unwrap();
     let all = usage["output_tokens"].as_u64().unwrap();
     assert!(0 < reasoning && reasoning < all, "{response}");
-    let events = server.events("/v1/chat/completions", &json!({"messages": input}));
+    let whole = server.ask(&json!({"messages": input}));
+    assert_eq!(whole["usage"]["completion_tokens_details"]["reasoning_tokens"], reasoning);
+    let options = json!({"include_usage": true});
+    let asked = json!({"messages": input, "stream_options": options});
+    let events = server.events("/v1/chat/completions", &asked);
+    let usage = &events.last().unwrap()["usage"];
+    assert_eq!(usage["completion_tokens_details"]["reasoning_tokens"], reasoning, "{usage}");
+    let asked = json!({"messages": input, "max_tokens": 200, "thinking":
+        {"type": "enabled", "budget_tokens": 100}});
+    let usage = server.post("/v1/messages", &asked).1["usage"].clone();
+    assert_eq!(usage["output_tokens_details"]["thinking_tokens"], reasoning, "{usage}");
     let has = |event: &Value, field: &str| {
         event["choices"][0]["delta"][field].as_str().is_some_and(|text| !text.is_empty())
     };
@@ -140,4 +150,57 @@ fn a_required_call_and_a_forbidden_one_are_what_the_model_is_held_to() {
     let stated = "Kosan lives in Tane. Where does Kosan live?";
     assert!(ask(stated, "auto")["message"]["tool_calls"].is_null());
     assert_eq!(ask(stated, "required")["finish_reason"], "tool_calls");
+}
+
+/// The model wants to name the town of the question, which the schema does not have.
+#[test]
+fn calls_of_strict_tools_fit_their_schemas_in_every_dialect() {
+    let server = server();
+    let towns = ["Tane", "Pumit"];
+    let schema = json!({"type": "object", "properties": {"city": {"enum": towns}},
+        "required": ["city"]});
+    let about = json!({"name": "get_weather", "description": "The weather in a town."});
+    let turns = json!([{"role": "user", "content": "What is the weather in Lokel?"}]);
+    let city = |path: &str, strict: bool, thinks: bool| {
+        let with = |more: Value| crate::harness::merged(about.clone(), more);
+        let flat = with(json!({"type": "function", "parameters": schema, "strict": strict}));
+        let body = match path {
+            "/v1/messages" => {
+                let tool = with(json!({"input_schema": schema, "strict": strict}));
+                let kind = if thinks { "adaptive" } else { "disabled" };
+                json!({"messages": turns, "tools": [tool], "thinking": {"type": kind},
+                    "max_tokens": 200})
+            }
+            "/v1/responses" => {
+                let effort = if thinks { "high" } else { "none" };
+                json!({"input": turns, "tools": [flat], "reasoning": {"effort": effort}})
+            }
+            "/api/chat" => json!({"model": "m", "messages": turns, "think": thinks,
+                "stream": false, "tools": [{"type": "function", "function": flat}]}),
+            _ => json!({"messages": turns, "tools": [{"type": "function", "function": flat}],
+                "chat_template_kwargs": {"enable_thinking": thinks}}),
+        };
+        let (status, answer) = server.post(path, &body);
+        assert_eq!(status, 200, "{path}: {answer}");
+        let found = |place: &str| answer.pointer(place).filter(|value| !value.is_null()).cloned();
+        let text = |value: Value| serde_json::from_str::<Value>(value.as_str().unwrap()).unwrap();
+        let last = |list: &str, field: &str| {
+            let last = found(list).and_then(|list| list.as_array().unwrap().last().cloned());
+            last.map(|item| item[field].clone())
+        };
+        let arguments = match path {
+            "/v1/messages" => last("/content", "input"),
+            "/v1/responses" => last("/output", "arguments").map(text),
+            "/api/chat" => found("/message/tool_calls/0/function/arguments"),
+            _ => found("/choices/0/message/tool_calls/0/function/arguments").map(text),
+        };
+        arguments.unwrap_or_else(|| panic!("{path}: {answer}"))["city"].clone()
+    };
+    for path in ["/v1/chat/completions", "/v1/responses", "/v1/messages", "/api/chat"] {
+        for thinks in [false, true] {
+            assert_eq!(city(path, false, thinks), "Lokel", "{path}");
+            let strict = city(path, true, thinks);
+            assert!(towns.iter().any(|town| strict == *town), "{path}: {strict}");
+        }
+    }
 }

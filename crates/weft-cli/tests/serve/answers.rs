@@ -126,7 +126,7 @@ fn fields_that_would_change_the_answer_are_refused_by_name() {
     for (field, value) in [
         ("functions", json!([{"name": "f"}])),
         ("function_call", json!({"name": "f"})),
-        ("prompt_logprobs", json!(1)),
+        ("prompt_logprobs", json!(21)),
         ("allowed_token_ids", json!([1, 2])),
         ("bad_words", json!(["x"])),
         ("use_beam_search", json!(true)),
@@ -312,6 +312,56 @@ fn completions_take_texts_tokens_and_lists() {
     ] {
         server.refusal(COMPLETIONS, &json!({"prompt": wrong}), 400);
     }
+}
+
+/// vLLM's form: an object by token ids for each token of the prompt, the first is null.
+#[test]
+fn prompts_have_log_probabilities() {
+    let server = Server::start(&[]);
+    let prompt = "The ship sails at noon.";
+    let body = json!({"prompt": prompt, "max_tokens": 2, "temperature": 0, "n": 2});
+    let echo = merged(body.clone(), json!({"echo": true, "logprobs": 2, "n": 1}));
+    let echoed = server.post(COMPLETIONS, &echo).1["choices"][0]["logprobs"].clone();
+    let plain = server.post(COMPLETIONS, &body).1;
+    let asked = merged(body, json!({"prompt_logprobs": 2, "return_token_ids": true}));
+    // The rows of the prompt are cached by now, and have no logits.
+    let answer = server.post(COMPLETIONS, &asked).1;
+    assert_eq!(answer["usage"]["prompt_tokens_details"]["cached_tokens"], 0, "{answer}");
+    for (choice, plain) in [0, 1].map(|n| (&answer["choices"][n], &plain["choices"][n])) {
+        assert_eq!(choice["text"], plain["text"]);
+        assert!(plain.get("prompt_logprobs").is_none());
+        let ids = choice["prompt_token_ids"].as_array().unwrap();
+        let tokens = choice["prompt_logprobs"].as_array().unwrap();
+        assert_eq!((tokens.len(), &tokens[0]), (ids.len(), &Value::Null));
+        for (n, (id, token)) in ids.iter().zip(tokens).enumerate().skip(1) {
+            let own = &token[id.to_string()];
+            assert_eq!(own["logprob"], echoed["token_logprobs"][n], "{token}");
+            assert_eq!(own["decoded_token"], echoed["tokens"][n]);
+            let entries = token.as_object().unwrap();
+            let rank = |entry: &Value| entry["rank"].as_u64().unwrap();
+            assert!(entries.len() == if rank(own) <= 2 { 2 } else { 3 }, "{token}");
+            let ranks: BTreeSet<u64> = entries.values().map(rank).collect();
+            assert!(ranks.is_superset(&BTreeSet::from([1, 2])), "{token}");
+        }
+    }
+    let chat = server.ask(&chat_with(json!({"prompt_logprobs": 0})));
+    let tokens = chat["prompt_logprobs"].as_array().unwrap();
+    assert_eq!(tokens.len() as u64, chat["usage"]["prompt_tokens"].as_u64().unwrap());
+    assert!(tokens[1..].iter().all(|token| token.as_object().unwrap().len() == 1));
+    assert_eq!(text(&chat), ANSWER);
+    let streamed = chat_with(json!({"prompt_logprobs": 1, "stream": true}));
+    assert!(server.refusal(CHAT, &streamed, 400).contains("not sent in a stream"));
+    // More than a response may have.
+    let long = vec![7; 1000];
+    let asked = |more: Value| merged(json!({"prompt": long, "max_tokens": 1}), more);
+    let refused = server.refusal(COMPLETIONS, &asked(json!({"prompt_logprobs": 20, "n": 8})), 400);
+    assert!(refused.contains("168000 entries") && refused.contains("131072"), "{refused}");
+    let echo = asked(json!({"echo": true, "logprobs": 20, "n": 8}));
+    assert!(server.refusal(COMPLETIONS, &echo, 400).contains("or stream"));
+    let streamed = asked(json!({"echo": true, "logprobs": 20}));
+    assert!(server.events(COMPLETIONS, &streamed).len() > 1000);
+    let elsewhere = json!({"input": "a", "prompt_logprobs": 1});
+    assert!(server.refusal("/v1/responses", &elsewhere, 400).contains("/v1/completions"));
 }
 
 #[test]

@@ -342,6 +342,17 @@ fn refusals_have_anthropic_s_form() {
 }
 
 #[test]
+fn a_thread_begins_like_any_conversation_and_is_continued_by_sending_all_of_it() {
+    let server = Server::start(&[]);
+    let create = asked(json!({"thread": {"type": "create"}, "max_tokens": 4}));
+    let id = ask(&server, &create)["id"].clone();
+    let thread = json!({"type": "continue", "previous_message_id": id});
+    let (status, error) = server.post("/v1/messages", &merged(create, json!({"thread": thread})));
+    assert_eq!((status, &error["error"]["type"]), (404, &json!("not_found_error")), "{error}");
+    assert_eq!(error["error"]["details"], json!({"error_code": "thread_not_found"}));
+}
+
+#[test]
 fn what_does_not_get_in_has_anthropic_s_form_too() {
     let server = Server::start(&["--api-key", "secret"]);
     let invalid = "invalid_request_error";

@@ -1,6 +1,7 @@
 //! OpenAI's Responses: the same answers in that dialect, whole, streamed and kept.
 
 use std::io::Read;
+use std::path::Path;
 
 use serde_json::{Value, json};
 
@@ -165,8 +166,10 @@ fn thoughts_and_calls_are_items() {
         (&json!("reasoning"), &json!("A ship.\n"))
     );
     assert_eq!(text(&thought), "Probrosur");
-    let tokens = &thought["usage"]["output_tokens_details"]["reasoning_tokens"];
-    assert!(tokens.as_u64().unwrap() > 0, "{thought}");
+    let usage = &thought["usage"];
+    let tokens = usage["output_tokens_details"]["reasoning_tokens"].as_u64().unwrap();
+    let all = usage["output_tokens"].as_u64().unwrap();
+    assert!(0 < tokens && tokens < all, "{thought}");
 
     let said = "Let me see.\n<tool_call>\n{\"name\": \"weather\", \"arguments\": {\"days\": 2}}\n\
                 </tool_call>\n<tool_call>\n{\"name\": \"weather\", \"arguments\": {}}\n</tool_call>";
@@ -210,6 +213,73 @@ fn thoughts_and_calls_are_items() {
     let kept = both(&server, &asked(merged(more, previous)));
     assert_eq!(essence(&whole), essence(&kept));
     assert_eq!(kept["previous_response_id"], calls["id"]);
+}
+
+#[test]
+fn references_to_items_that_are_kept_stand_for_them() {
+    let server = Server::start(&[]);
+    let first = ask(&server, &saying("<think>\nA ship.\n</think>\n\nIt is.", json!({})));
+    let items = first["output"].as_array().unwrap();
+    assert_eq!(items.len(), 2, "{first}");
+    let turns = |said: [Value; 2]| {
+        let [thought, text] = said;
+        let again = json!({"role": "user", "content": "Who?"});
+        asked(json!({"input": [{"role": "user", "content": "Hello"}, thought, text, again],
+            "max_output_tokens": 4}))
+    };
+    let by_id = [0, 1].map(|n| json!({"type": "item_reference", "id": items[n]["id"]}));
+    let given = ask(&server, &turns([items[0].clone(), items[1].clone()]));
+    let found = ask(&server, &turns(by_id.clone()));
+    assert_eq!(found["usage"]["input_tokens"], given["usage"]["input_tokens"]);
+    // What a response was made from is kept as the items themselves, so it can be continued.
+    assert!(
+        server.send("DELETE", &format!("{PATH}/{}", first["id"].as_str().unwrap()), &[], b"").0
+            == 200
+    );
+    let next = json!({"previous_response_id": found["id"], "max_output_tokens": 4});
+    assert_eq!(ask(&server, &asked(next))["object"], "response");
+    let (status, error) = server.post(PATH, &turns(by_id));
+    assert_eq!((status, &error["error"]["param"]), (400, &json!("input[1]")), "{error}");
+}
+
+#[test]
+fn functions_of_a_namespace_are_called_by_both_names_and_searches_are_left_out() {
+    let agent = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../assets/weft-agent");
+    let server = Server::start(&[agent.to_str().unwrap()]);
+    let team = json!({"type": "namespace", "name": "team", "tools": [weather()]});
+    let tools = json!([weather(), team, {"type": "web_search"}]);
+    let call = |name: &str| {
+        format!(
+            "<tool_call>\n{{\"name\": \"{name}\", \"arguments\": {{\"days\": 2}}}}\n</tool_call>"
+        )
+    };
+    let said = format!("{}\n{}", call("team.weather"), call("weather"));
+    let response = both(&server, &saying(&said, json!({"tools": tools})));
+    let output = response["output"].as_array().unwrap();
+    let spaces: Vec<_> = output.iter().map(|item| (&item["namespace"], &item["name"])).collect();
+    assert_eq!(spaces, [(&json!("team"), &json!("weather")), (&Value::Null, &json!("weather"))]);
+    assert_eq!(response["tools"], json!([weather(), tools[1]]), "what the model was offered");
+    // The call comes back as the model wrote it: both ways to continue have the same prompt.
+    let result = json!({"type": "function_call_output", "call_id": output[0]["call_id"],
+        "output": "Rain."});
+    let more = json!({"tools": tools, "max_output_tokens": 4});
+    let mut kept = more.clone();
+    kept["input"] = json!([result]);
+    kept["previous_response_id"] = response["id"].clone();
+    let mut sent = more;
+    let question = json!({"role": "user", "content": asked(json!({}))["input"]});
+    sent["input"] = json!([question, output[0], output[1], result]);
+    let tokens = |body: &Value| {
+        let (status, response) = server.post("/v1/responses", body);
+        assert_eq!(status, 200, "{response}");
+        response["usage"]["input_tokens"].clone()
+    };
+    assert_eq!(tokens(&kept), tokens(&sent));
+    sent["input"][1]["namespace"] = Value::Null;
+    assert_ne!(tokens(&kept), tokens(&sent), "the namespace is part of the call");
+    let choice = json!({"type": "function", "namespace": "team", "name": "weather"});
+    let forced = json!({"tools": [weather(), tools[1]], "tool_choice": choice});
+    assert_eq!(both(&server, &asked(forced))["output"][0]["namespace"], "team");
 }
 
 #[test]
@@ -302,6 +372,12 @@ fn what_a_response_cannot_be_is_refused() {
         (user(json!([{"type": "input_image", "image_url": "http://x"}])), "images"),
         (user(json!([{"type": "input_file", "file_id": "x"}])), "files"),
         (json!({"tools": [{"type": "web_search"}]}), "web_search"),
+        (json!({"tools": [weather(), {"type": "file_search"}]}), "file_search"),
+        (
+            json!({"tools": [weather(), {"type": "web_search"}], "tool_choice": "required"}),
+            "web_search",
+        ),
+        (json!({"tools": [{"type": "namespace", "name": "x"}]}), "list of tools"),
         (json!({"tools": [{"type": "function"}]}), "name"),
         (json!({"tools": [weather()], "tool_choice": {"type": "allowed_tools"}}), "tool_choice"),
         (json!({"tool_choice": "required"}), "no tools"),

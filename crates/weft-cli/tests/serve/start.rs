@@ -209,6 +209,10 @@ fn bodies_are_json_of_a_size_that_was_agreed_on() {
         let (status, _, _) = server.send("POST", path, &[("Content-Type", kind)], body.as_bytes());
         assert_eq!(status, 415, "{kind}");
     }
+    // A program may leave the type out; a page, which sends its origin, may not.
+    assert_eq!(server.send("POST", path, &[], body.as_bytes()).0, 200);
+    let page = [("Origin", "http://localhost:3000")];
+    assert_eq!(server.send("POST", path, &page, body.as_bytes()).0, 415);
     let charset = [("Content-Type", "application/json; charset=utf-8")];
     assert_eq!(server.send("POST", path, &charset, body.as_bytes()).0, 200);
 

@@ -70,8 +70,8 @@ impl Cache {
             self.drop_node(id);
         } else if node.is_public {
             node.is_public = false;
-            let parent = node.parent;
-            if let Some(siblings) = self.children.get_mut(&parent) {
+            let place = node.place;
+            if let Some(siblings) = self.children.get_mut(&place) {
                 siblings.retain(|sibling| *sibling != id);
             }
         }

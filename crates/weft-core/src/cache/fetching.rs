@@ -99,7 +99,7 @@ impl Cache {
     fn compare(&self, id: NodeId, n_tokens: usize) -> Option<Choice> {
         let node = self.node(id);
         let cost = node.cost.mul_f64(n_tokens as f64 / node.len() as f64);
-        self.speeds.compare(Tier::Disk, self.shape.node_bytes(node), n_tokens, cost)
+        self.speeds.compare(Tier::Disk, self.shape.stored_bytes(node), n_tokens, cost)
     }
 
     /// Fetches whatever is kept, even if computing it is faster.
@@ -123,6 +123,7 @@ impl Cache {
         self.stats.computed_again += 1;
         let node = self.node_mut(id);
         node.filled = 0;
+        node.is_rounded = false;
         node.kept_cost = Some(std::mem::take(&mut node.cost));
     }
 
@@ -150,8 +151,10 @@ impl Cache {
         let expected = self.shape.node_bytes(node);
         match (rows.filter(|rows| bytes(rows) == expected).map(Arc::new), tier) {
             (Some(rows), tier) => {
-                self.speeds.count_read(tier, expected, node.read_time);
+                self.speeds.count_read(tier, self.shape.stored_bytes(node), node.read_time);
                 node.filled = node.len();
+                node.is_rounded = node.form.is_coarse();
+                self.stats.brought_coarse += u64::from(node.is_rounded);
                 device.bring_kv(&node.rows(), Arc::clone(&rows));
                 if tier == Tier::Remote {
                     (node.is_shared, node.cost) = (true, cost.unwrap_or_default());
@@ -168,6 +171,7 @@ impl Cache {
             }
             (None, _) => {
                 node.on_disk = false;
+                node.is_rounded = false;
                 node.cost = Duration::ZERO;
             }
         }

@@ -264,11 +264,12 @@ impl Cache {
         let header = Header {
             fingerprint: self.fingerprint.clone(),
             dtype: self.shape.dtype,
+            form: node.form,
             layers: self.shape.layers,
             kv_width: self.shape.kv_width,
-            // Rows are exact for the context that they attended to. Only a prompt uses them
+            // Full rows are exact for the context that they attended to. Only a prompt uses them
             // approximately.
-            reuse: "exact".to_owned(),
+            reuse: node.form.reuse().to_owned(),
             parent: node.parent,
             home_position: node.home,
             tokens: node.tokens.clone(),

@@ -28,7 +28,7 @@ use crate::config::Config;
 use crate::device::Device;
 use crate::dtype::Dtype;
 use crate::kv::{OutOfPages, PageId, PagePool, pages_for};
-use crate::store::{KvKey, Prefix, Store};
+use crate::store::{KvKey, Prefix, RowForm, Store};
 
 pub(crate) use self::fetching::Brought;
 use self::files::Files;
@@ -40,7 +40,9 @@ use self::news::Newsroom;
 pub use self::node::LaneId;
 use self::node::Worth;
 pub(crate) use self::node::{Node, NodeId};
-pub use self::remote::{BreakerState, Fetched, Latency, RemoteStats, RemoteTier, WhenFetched};
+pub use self::remote::{
+    BreakerState, Fetched, Interest, Latency, RemoteStats, RemoteTier, WhenFetched,
+};
 use self::speeds::Speeds;
 pub use self::stats::{CacheStats, TierStats};
 
@@ -57,6 +59,10 @@ pub struct Tiers {
     /// A store that several machines share. Rows are written to it on their way to disk, so it
     /// gets none without files.
     pub remote: Option<Arc<dyn RemoteTier>>,
+    /// How the rows of approximate pieces are stored in files and in the remote tier. Rows of
+    /// exact pieces are always stored in full. Unless rows are stored coarsely, coarse rows are
+    /// not read either.
+    pub stored_rows: RowForm,
 }
 
 /// The dimensions of a row.
@@ -81,6 +87,12 @@ impl RowShape {
     fn node_bytes(&self, node: &Node) -> u64 {
         2 * self.bytes(self.layers, node.len()) as u64
     }
+
+    /// Bytes of all rows of a node in a file.
+    fn stored_bytes(&self, node: &Node) -> u64 {
+        let row_bytes = node.form.row_bytes(self.kv_width, self.dtype).expect("it was checked");
+        2 * (self.layers * node.len() * row_bytes) as u64
+    }
 }
 
 /// All nodes and all pages.
@@ -91,7 +103,8 @@ pub(crate) struct Cache {
     /// Pages promised to lanes. They are kept free or evictable.
     promised: usize,
     nodes: BTreeMap<NodeId, Node>,
-    /// Nodes that other requests can find, by the key of the context that they attended to.
+    /// Nodes that other requests can find, by the key of the context that they attended to, and of
+    /// the form in which they are stored.
     children: HashMap<KvKey, Vec<NodeId>>,
     groups: HashMap<GroupId, Waiting>,
     next: u64,
@@ -100,6 +113,8 @@ pub(crate) struct Cache {
     ram_used: u64,
     files: Option<Files>,
     remote: Option<Arc<dyn RemoteTier>>,
+    /// How the rows of approximate pieces are stored.
+    stored_rows: RowForm,
     /// Nodes whose rows have to be handed to the files.
     to_file: VecDeque<NodeId>,
     news: Newsroom,
@@ -120,6 +135,8 @@ pub(crate) struct NewNode {
     /// Rows of the first page before the node's own.
     pub(crate) lead: usize,
     pub(crate) chunk: Option<ChunkId>,
+    /// How they are stored.
+    pub(crate) form: RowForm,
     pub(crate) is_public: bool,
     pub(crate) group: Option<GroupId>,
 }
@@ -135,7 +152,13 @@ pub(crate) struct Begin {
 
 impl Cache {
     /// A cache for all pages of a device, with the files that earlier processes wrote.
+    ///
+    /// # Panics
+    /// If rows of this width cannot be stored in the given form.
     pub(crate) fn new(fingerprint: String, shape: RowShape, pages: usize, tiers: Tiers) -> Self {
+        let stored_rows = tiers.stored_rows;
+        let row_bytes = stored_rows.row_bytes(shape.kv_width, shape.dtype);
+        assert!(row_bytes.is_some(), "{stored_rows:?} for rows of {} numbers", shape.kv_width);
         let mut cache = Self {
             fingerprint,
             shape,
@@ -149,6 +172,7 @@ impl Cache {
             ram_used: 0,
             files: None,
             remote: tiers.remote,
+            stored_rows,
             to_file: VecDeque::new(),
             news: Newsroom::default(),
             speeds: Speeds::default(),
@@ -179,6 +203,11 @@ impl Cache {
         self.shape
     }
 
+    /// How the rows of approximate pieces are stored.
+    pub(crate) fn stored_rows(&self) -> RowForm {
+        self.stored_rows
+    }
+
     /// The empty context.
     pub(crate) fn root(&self) -> Prefix {
         Prefix::root(&self.fingerprint)
@@ -192,10 +221,10 @@ impl Cache {
         self.nodes.get_mut(&id).expect("a lane's nodes live as long as the lane")
     }
 
-    /// The node after `parent` that shares the longest start with `tokens`, and the length of that
-    /// start: all of `tokens`, the whole node, or enough to be worth it.
-    pub(crate) fn longest(&self, parent: &KvKey, tokens: &[u32]) -> Option<(NodeId, usize)> {
-        let candidates = self.children.get(parent)?.iter().map(|id| (*id, &self.nodes[id]));
+    /// The node after `place`, a context in some form, that shares the longest start with `tokens`,
+    /// and the length of that start: all of `tokens`, the whole node, or enough to be worth it.
+    pub(crate) fn longest(&self, place: &KvKey, tokens: &[u32]) -> Option<(NodeId, usize)> {
+        let candidates = self.children.get(place)?.iter().map(|id| (*id, &self.nodes[id]));
         candidates
             .map(|(id, node)| (id, node, common_prefix(&node.tokens, tokens)))
             .filter(|(_, node, n)| {
@@ -319,7 +348,8 @@ impl Cache {
     /// Adds a node for rows that a lane has computed in its own pages, unless the cache has them.
     pub(crate) fn adopt(&mut self, new: NewNode, pages: Vec<PageId>, cost: Duration) {
         let filled = new.tokens.len();
-        if self.longest(&new.parent, &new.tokens).is_some_and(|(_, n)| n == filled) {
+        let place = new.form.place(&new.parent);
+        if self.longest(&place, &new.tokens).is_some_and(|(_, n)| n == filled) {
             self.pool.give_back(pages);
             return;
         }
@@ -338,9 +368,12 @@ impl Cache {
         filled: usize,
         filler: Option<LaneId>,
     ) -> NodeId {
-        let NewNode { parent, home, tokens, lead, chunk, is_public, group } = new;
+        let NewNode { parent, home, tokens, lead, chunk, form, is_public, group } = new;
         let node = Node {
             parent,
+            form,
+            place: form.place(&parent),
+            is_rounded: false,
             home,
             tokens,
             lead,
@@ -371,7 +404,7 @@ impl Cache {
         let id = NodeId(self.next);
         self.next += 1;
         if node.is_found() {
-            self.children.entry(node.parent).or_default().push(id);
+            self.children.entry(node.place).or_default().push(id);
         }
         self.nodes.insert(id, node);
         id
@@ -422,17 +455,17 @@ impl Cache {
             self.ram_used -= self.shape.node_bytes(&node);
         }
         self.pool.give_back(node.pages);
-        if let Some(siblings) = self.children.get_mut(&node.parent) {
+        if let Some(siblings) = self.children.get_mut(&node.place) {
             siblings.retain(|sibling| *sibling != id);
             if siblings.is_empty() {
-                self.children.remove(&node.parent);
+                self.children.remove(&node.place);
             }
         }
     }
 
     /// The key of a node's file.
     fn key_of(node: &Node) -> KvKey {
-        KvKey::of_rows(&node.parent, &node.tokens)
+        KvKey::of_rows(&node.place, &node.tokens)
     }
 
     /// Panics unless all reference counts and totals are correct.

@@ -9,7 +9,7 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use super::NodeId;
-use super::remote::Fetched;
+use super::remote::{Fetched, Interest};
 use crate::chunk::Tier;
 use crate::store::Rows;
 
@@ -56,6 +56,8 @@ pub(super) struct Fetching {
     ticket: Arc<()>,
     /// Where they come from.
     pub(super) tier: Tier,
+    /// Tells the remote tier that they are wanted.
+    pub(super) interest: Option<Interest>,
 }
 
 impl Fetching {
@@ -64,7 +66,7 @@ impl Fetching {
         let ticket = Arc::new(());
         let (since, to) = (Instant::now(), Some(news.to.clone()));
         let awaited = Awaited { node, ticket: Arc::downgrade(&ticket), since, to };
-        (Self { ticket, tier }, awaited)
+        (Self { ticket, tier, interest: None }, awaited)
     }
 
     /// Whether it was this wait that has ended.

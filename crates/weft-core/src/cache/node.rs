@@ -10,7 +10,7 @@ use super::news::Fetching;
 use crate::chunk::{ChunkId, Tier};
 use crate::device::Rows as DeviceRows;
 use crate::kv::{PageId, pages_for};
-use crate::store::{KvKey, Rows};
+use crate::store::{KvKey, RowForm, Rows};
 
 /// A running request. Never reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -25,6 +25,12 @@ pub(crate) struct NodeId(pub(super) u64);
 pub(crate) struct Node {
     /// The key of the context that the rows attended to.
     pub(crate) parent: KvKey,
+    /// How its rows are stored in files and in the remote tier.
+    pub(crate) form: RowForm,
+    /// The key under which it is found: that of the context, in this form.
+    pub(super) place: KvKey,
+    /// Whether its rows have been stored in 8 bits, so that they are not those that were computed.
+    pub(crate) is_rounded: bool,
     /// The position that the first row's key was rotated for: the length of that context.
     pub(crate) home: usize,
     pub(crate) tokens: Vec<u32>,

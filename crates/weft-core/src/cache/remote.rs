@@ -5,6 +5,7 @@
 //! as a file is: who implements [`RemoteTier`] has checked it against the key and the header. Rows
 //! that came are filed on disk, so the disk is the cache of the remote tier.
 
+use std::any::Any;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
@@ -17,10 +18,10 @@ use crate::store::{Header, KvKey, Rows};
 
 /// A store of rows outside of this machine. No call waits for the store, except `close`.
 pub trait RemoteTier: Send + Sync {
-    /// Asks for the rows of a key that `expected` describes. Returns whether they were asked for;
-    /// if not, it is known that none would come. `done` is called with the result, from any thread,
-    /// or dropped.
-    fn fetch(&self, key: &KvKey, expected: &Header, done: WhenFetched) -> bool;
+    /// Asks for the rows of a key that `expected` describes. Returns what to keep while they are
+    /// wanted, or nothing if it is known that none would come. `done` is called with the result,
+    /// from any thread, or dropped.
+    fn fetch(&self, key: &KvKey, expected: &Header, done: WhenFetched) -> Option<Interest>;
 
     /// Offers the rows of a chunk, to be written later. Returns whether they were taken.
     fn put(&self, chunk: &ChunkId, key: &KvKey, header: &Header, rows: Arc<Rows>) -> bool;
@@ -38,6 +39,9 @@ pub trait RemoteTier: Send + Sync {
 
 /// Takes the result of a fetch.
 pub type WhenFetched = Box<dyn FnOnce(Fetched) + Send>;
+
+/// Somebody's interest in a fetch. If it is dropped, the fetch may be given up.
+pub type Interest = Box<dyn Any + Send>;
 
 /// The result of a fetch.
 #[derive(Debug)]
@@ -166,15 +170,17 @@ impl Cache {
             return None;
         }
         let remote = Arc::clone(self.remote.as_ref()?);
-        let (bytes, n_tokens) = (self.shape.node_bytes(node), node.len());
+        let (bytes, n_tokens) = (self.shape.stored_bytes(node), node.len());
         let choice = self.speeds.compare(Tier::Remote, bytes, n_tokens, Duration::ZERO);
         if !self.speeds.fetches(Tier::Remote, choice) {
             self.stats.not_asked += 1;
             return choice;
         }
-        let (fetching, awaited) = Fetching::new(id, Tier::Remote, &self.news);
+        let (mut fetching, awaited) = Fetching::new(id, Tier::Remote, &self.news);
         let (key, header) = self.file_of(id);
-        if remote.fetch(&key, &header, Box::new(move |fetched| awaited.deliver_fetched(fetched))) {
+        let done = Box::new(move |fetched| awaited.deliver_fetched(fetched));
+        fetching.interest = remote.fetch(&key, &header, done);
+        if fetching.interest.is_some() {
             let node = self.node_mut(id);
             node.fetching = Some(fetching);
             node.filler = None;

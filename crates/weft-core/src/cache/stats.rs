@@ -25,6 +25,8 @@ pub struct CacheStats {
     pub ram: TierStats,
     /// Files.
     pub disk: TierStats,
+    /// Those of them with rows in 8 bits. `used_bytes` is what the rows take on the device.
+    pub coarse: TierStats,
     /// Prompt tokens whose rows were found.
     pub cached_tokens: u64,
     /// Prompt tokens that were computed.
@@ -43,6 +45,8 @@ pub struct CacheStats {
     pub brought_from_disk: u64,
     /// Number of nodes loaded from the remote tier.
     pub brought_from_remote: u64,
+    /// Number of nodes loaded from files or the remote tier whose rows are stored in 8 bits.
+    pub brought_coarse: u64,
     /// Number of nodes that were computed although a file had them, because that is faster.
     pub computed_again: u64,
     /// Number of nodes that the remote tier was not asked for, because computing them is expected

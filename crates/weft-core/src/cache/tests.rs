@@ -13,10 +13,15 @@ use crate::config::Config;
 use crate::device::{Inspect, Limits};
 use crate::kv::{PAGE_ROWS, Slot};
 use crate::reference;
-use crate::store::Store;
+use crate::store::{RowForm, Store};
 use crate::weights::RandomWeights;
 
 const PAGES: usize = 12;
+
+fn new_node(parent: KvKey, tokens: Vec<u32>) -> NewNode {
+    let (home, lead, chunk, form) = (0, 0, None, RowForm::Full);
+    NewNode { parent, home, tokens, lead, chunk, form, is_public: true, group: None }
+}
 
 /// A device of which only the pages are used.
 fn device() -> Box<dyn Inspect> {
@@ -54,7 +59,7 @@ struct World {
 impl World {
     fn new(ram_rows: u64, store: Option<Store>) -> Self {
         let shape = RowShape { layers: 2, kv_width: 4, dtype: Dtype::Bf16 };
-        let tiers = Tiers { ram_bytes: ram_rows * ROW_BYTES, store, remote: None };
+        let tiers = Tiers { ram_bytes: ram_rows * ROW_BYTES, store, ..Tiers::default() };
         let mut cache = Cache::new("model".to_owned(), shape, PAGES, tiers);
         // Nobody computes rows here.
         cache.always_fetch(true);
@@ -83,8 +88,7 @@ impl World {
         self.marks += 1;
         let tokens = vec![self.marks; len];
         let parent = self.cache.root().key();
-        let (home, lead, chunk) = (0, 0, None);
-        let new = NewNode { parent, home, tokens, lead, chunk, is_public: true, group: None };
+        let new = new_node(parent, tokens);
         let id = self.cache.insert(new, None, LaneId(0), &mut *self.device);
         self.cache.hold(id);
         let mark = self.marks as f32;
@@ -293,8 +297,8 @@ fn a_match_is_whole_or_worth_a_page() {
     assert_eq!(longest(&of(31, 20)), None);
     assert_eq!(longest(&of(0, 20)), None);
     assert_eq!(world.cache.longest(&KvKey::of_rows(&parent, &[1]), &of(100, 0)), None);
-    let (tokens, chunk) = (of(50, 9), None);
-    let new = NewNode { parent, home: 0, tokens, lead: 0, chunk, is_public: true, group: None };
+    let tokens = of(50, 9);
+    let new = new_node(parent, tokens);
     world.cache.promise(1, &[]).unwrap();
     let pages = world.cache.take_pages(1, &mut *world.device);
     world.cache.adopt(new, pages, Duration::ZERO);
@@ -360,7 +364,7 @@ fn only_files_of_this_model_that_hold_what_they_are_named_for_are_found() {
         let tiers = Tiers {
             ram_bytes: 0,
             store: Some(Store::open(folder.path(), 100_000).unwrap()),
-            remote: None,
+            ..Tiers::default()
         };
         Cache::new(fingerprint.to_owned(), world.cache.shape, PAGES, tiers).stats().disk.nodes
     };
@@ -411,8 +415,8 @@ fn of_equal_matches_the_nearest_is_taken() {
     world.let_go(0);
     world.cache.demote(Tier::Ram, &mut *world.device);
     let parent = world.cache.root().key();
-    let (tokens, chunk) = ([vec![1; 50], vec![7; 9]].concat(), None);
-    let new = NewNode { parent, home: 0, tokens, lead: 0, chunk, is_public: true, group: None };
+    let tokens = [vec![1; 50], vec![7; 9]].concat();
+    let new = new_node(parent, tokens);
     world.cache.promise(1, &[]).unwrap();
     let pages = world.cache.take_pages(1, &mut *world.device);
     world.cache.adopt(new, pages, Duration::ZERO);
@@ -459,8 +463,7 @@ fn a_chunk_lies_nowhere_until_all_its_rows_are_computed() {
     let mut world = World::new(0, None);
     let chunk = chunk(vec![3; 10]);
     let (parent, tokens) = (world.cache.root().key(), chunk.tokens.clone());
-    let (lead, is_public, group) = (0, true, None);
-    let new = NewNode { parent, home: 0, tokens, lead, chunk: Some(chunk.id), is_public, group };
+    let new = NewNode { chunk: Some(chunk.id), ..new_node(parent, tokens) };
     world.cache.promise(1, &[]).unwrap();
     let id = world.cache.insert(new, None, LaneId(0), &mut *world.device);
     world.cache.node_mut(id).filled = 9;

@@ -13,7 +13,7 @@ use super::node::InRam;
 use super::{Cache, CacheStats, Node, NodeId, TierStats, Worth};
 use crate::chunk::Tier;
 use crate::device::{Device, MAX_LANES};
-use crate::store::{KvKey, Rows, Store};
+use crate::store::{RowForm, Rows, Store};
 
 /// Number of pages that are freed before lanes take them, one for each lane.
 const SPARE_PAGES: usize = MAX_LANES;
@@ -26,7 +26,8 @@ impl Cache {
             .filter(|(key, entry)| {
                 let header = &entry.header;
                 header.fingerprint == self.fingerprint
-                    && KvKey::of_rows(&header.parent, &header.tokens) == **key
+                    && (header.form == RowForm::Full || header.form == self.stored_rows)
+                    && header.key() == **key
             })
             .map(|(_, entry)| entry.header.clone())
             .collect();
@@ -34,6 +35,9 @@ impl Cache {
             let filled = header.tokens.len();
             self.index(Node {
                 parent: header.parent,
+                form: header.form,
+                place: header.form.place(&header.parent),
+                is_rounded: header.form.is_coarse(),
                 home: header.home_position,
                 tokens: header.tokens,
                 lead: 0,
@@ -217,6 +221,7 @@ impl Cache {
             device,
             ram: tier(&|node| node.ram.is_some(), self.ram_bytes),
             disk,
+            coarse: tier(&|node| node.on_disk && node.form.is_coarse(), 0),
             store: seen.map(|seen| seen.stats.clone()),
             remote: self.remote.as_ref().map(|remote| remote.stats()),
             ..self.stats.clone()

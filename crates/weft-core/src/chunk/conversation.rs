@@ -4,6 +4,8 @@
 //! message is a piece. In an exact prompt this says only where rows are cut. In an anchored one each
 //! piece but the last attends to the anchor alone, so a piece that changes costs no other.
 
+use std::collections::HashMap;
+
 use super::compose::{Place, Text, cut};
 use super::{Chunk, Composition, Kind, Piece, Reuse};
 use crate::prompt::{Content, Conversation, Message, PromptError, Template};
@@ -28,15 +30,18 @@ pub fn compose_conversation<'c>(
     chunks: impl IntoIterator<Item = &'c Chunk>,
     reuse: &TurnReuse,
 ) -> Result<Composition, PromptError> {
-    let chunks: Vec<&Chunk> = chunks.into_iter().collect();
+    // The first of chunks with the same text.
+    let mut known: HashMap<(u8, String), &Chunk> = HashMap::new();
+    for chunk in chunks {
+        known.entry((chunk.kind.level(), chunk.in_prompt())).or_insert(chunk);
+    }
     let mut texts: Vec<Text<'_>> = conversation.messages.iter().flat_map(texts_of).collect();
     for text in texts.iter_mut().filter(|text| text.place == Place::Message) {
-        let is_it = |chunk: &&Chunk| {
-            chunk.kind.level() == text.kind.level() && chunk.in_prompt() == text.text
-        };
-        if let Some(chunk) = chunks.iter().copied().find(is_it) {
+        let key = (text.kind.level(), std::mem::take(&mut text.text));
+        if let Some(chunk) = known.get(&key).copied() {
             (text.kind, text.chunk) = (chunk.kind, Some(chunk));
         }
+        text.text = key.1;
     }
     if let Some(last) = texts.last_mut() {
         last.kind = Kind::Query;

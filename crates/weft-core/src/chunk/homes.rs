@@ -105,6 +105,6 @@ impl Homes {
                     prefix.key()
                 }
         };
-        rows.reuse == "exact" && self.homes.iter().any(is_its)
+        rows.reuse == rows.form.reuse() && self.homes.iter().any(is_its)
     }
 }

@@ -68,6 +68,9 @@ pub struct PieceReport {
     pub shift: i64,
     /// Tokens recomputed to repair it.
     pub repaired_tokens: usize,
+    /// Tokens whose rows were stored in 8 bits.
+    #[serde(default)]
+    pub coarse_tokens: usize,
     /// Its share of the answer's attention.
     pub attention: f64,
     /// Time to compute, load and repair it.
@@ -98,6 +101,9 @@ impl PieceReport {
             "attention": self.attention,
             "ms": milliseconds(self.time),
         });
+        if self.coarse_tokens > 0 {
+            json["coarse_tokens"] = self.coarse_tokens.into();
+        }
         if let Some(choice) = self.choice {
             json["choice"] = choice.json();
         }
@@ -134,10 +140,19 @@ impl Report {
             + computed.map(|piece| piece.time).sum::<Duration>()
     }
 
-    /// Tokens that did not attend to everything before them: those of pieces that were moved.
+    /// Tokens whose rows are approximate: those of pieces that were moved, because they did not
+    /// attend to everything before them, and those that were stored in 8 bits.
     pub fn approximate_tokens(&self) -> usize {
-        let moved = self.pieces.iter().filter(|piece| piece.shift != 0);
-        moved.map(|piece| piece.tokens - piece.repaired_tokens.min(piece.tokens)).sum()
+        let approximate = |piece: &PieceReport| match piece.shift {
+            0 => piece.coarse_tokens,
+            _ => piece.tokens - piece.repaired_tokens.min(piece.tokens),
+        };
+        self.pieces.iter().map(approximate).sum()
+    }
+
+    /// Tokens whose rows were stored in 8 bits.
+    pub fn coarse_tokens(&self) -> usize {
+        self.pieces.iter().map(|piece| piece.coarse_tokens).sum()
     }
 
     /// The report as JSON, as responses contain it.
@@ -170,6 +185,7 @@ mod tests {
             reuse: Reuse::Exact,
             shift: 0,
             repaired_tokens: 0,
+            coarse_tokens: 0,
             attention: 0.25,
             time: Duration::from_millis(time_ms),
             saved: Duration::from_millis(saved_ms),

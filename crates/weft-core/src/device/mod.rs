@@ -4,6 +4,7 @@
 //! runs ops of the plan on a [`Step`]. Devices know nothing of prompts, requests or chunks: a step
 //! has lanes, and each lane attends to a list of spans.
 
+mod host_experts;
 mod inspect;
 mod memory;
 mod reporting;
@@ -21,6 +22,7 @@ use crate::plan::Op;
 use crate::sampling::{Logprobs, Sampler};
 use crate::store::Rows as HostRows;
 
+pub use self::host_experts::HostExperts;
 pub use self::inspect::{Buffer, Inspect, OneToken};
 pub use self::memory::{Limits, Need};
 pub use self::reporting::Reporting;

@@ -2,7 +2,9 @@
 
 use std::collections::{HashMap, VecDeque};
 
-use super::{Engine, Event, Finished, GenerateError, LaneId, Request, RequestError, Token};
+use super::{
+    Engine, Event, Finished, GenerateError, LaneId, PromptToken, Request, RequestError, Token,
+};
 use crate::sampling::SamplingError;
 
 /// A complete answer.
@@ -10,6 +12,8 @@ use crate::sampling::SamplingError;
 pub struct Completion {
     /// Its tokens.
     pub tokens: Vec<Token>,
+    /// The prompt's tokens with their log-probabilities, if the request asks for them.
+    pub prompt: Vec<PromptToken>,
     /// What was read, if the request reads instead of answering; otherwise empty.
     pub values: Vec<f32>,
     /// How it ended, or why it failed.
@@ -48,6 +52,7 @@ impl Engine {
         running: &mut HashMap<LaneId, usize>,
     ) -> Result<Vec<Completion>, GenerateError> {
         let mut tokens: Vec<Vec<Token>> = requests.iter().map(|_| Vec::new()).collect();
+        let mut prompts: Vec<Vec<PromptToken>> = requests.iter().map(|_| Vec::new()).collect();
         let mut values: Vec<Vec<f32>> = requests.iter().map(|_| Vec::new()).collect();
         let mut endings: Vec<_> = requests.iter().map(|_| None).collect();
         let mut waiting: VecDeque<_> = requests.into_iter().enumerate().collect();
@@ -57,6 +62,7 @@ impl Engine {
                 let index = running[&event.lane()];
                 match event {
                     Event::Token { token, .. } => tokens[index].push(token),
+                    Event::Prompt { tokens, .. } => prompts[index].extend(tokens),
                     Event::Read { values: read, .. } => values[index] = read,
                     Event::Done { lane, finished } => {
                         running.remove(&lane);
@@ -71,8 +77,9 @@ impl Engine {
             }
         }
         let endings = endings.into_iter().map(|ending| ending.expect("no lane is left"));
-        let completion = |((tokens, values), ending)| Completion { tokens, values, ending };
-        Ok(tokens.into_iter().zip(values).zip(endings).map(completion).collect())
+        let completion =
+            |(((tokens, prompt), values), ending)| Completion { tokens, prompt, values, ending };
+        Ok(tokens.into_iter().zip(prompts).zip(values).zip(endings).map(completion).collect())
     }
 
     /// Admits waiting requests until one does not fit beside the running ones.

@@ -24,6 +24,13 @@ pub enum Event {
         /// Where it was drafted, if it was. Tokens of one step follow one another.
         drafted: Option<DraftSource>,
     },
+    /// Tokens of the prompt with their log-probabilities, in order, as the request asked.
+    Prompt {
+        /// The lane.
+        lane: LaneId,
+        /// The tokens.
+        tokens: Vec<PromptToken>,
+    },
     /// The prompt's last token was read, as the request asked. The lane ends with this step.
     Read {
         /// The lane.
@@ -53,11 +60,30 @@ impl Event {
         match self {
             Self::Prefill { lane, .. }
             | Self::Token { lane, .. }
+            | Self::Prompt { lane, .. }
             | Self::Read { lane, .. }
             | Self::Done { lane, .. }
             | Self::Failed { lane, .. } => *lane,
         }
     }
+}
+
+/// A token of a prompt whose log-probabilities were asked for.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PromptToken {
+    /// Its id.
+    pub id: u32,
+    /// How likely it was; none for the first token, which nothing predicts.
+    pub prediction: Option<PromptPrediction>,
+}
+
+/// How likely a token of a prompt was, after those before it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PromptPrediction {
+    /// Its log-probability, and those of the most likely tokens.
+    pub logprobs: Logprobs,
+    /// Its place among all tokens; 1 is the most likely one.
+    pub rank: usize,
 }
 
 /// A token of an answer.

@@ -65,8 +65,8 @@ impl<'e> Generation<'e> {
                         self.finished = Some(finished);
                         self.over = true;
                     }
-                    // A request that reads has no tokens.
-                    Event::Read { .. } => {}
+                    // A request that reads has no tokens. Batches collect what is said of prompts.
+                    Event::Read { .. } | Event::Prompt { .. } => {}
                     Event::Failed { error, .. } => return Err(error.into()),
                 }
             }

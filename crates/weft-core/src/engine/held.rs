@@ -32,6 +32,8 @@ pub(super) struct HeldNode {
     pub(super) source: Option<Tier>,
     /// The tier that the rows are coming from, until they have come.
     pub(super) awaits: Option<Tier>,
+    /// Whether the rows were stored in 8 bits.
+    pub(super) is_rounded: bool,
     /// Why the rows come from a file or the remote tier, or are computed instead.
     pub(super) choice: Option<Choice>,
     /// This lane's time for computing, loading or repairing it.
@@ -256,6 +258,7 @@ impl Maker<'_> {
             tokens: self.tokens[planned.range.clone()].to_vec(),
             lead: planned.lead,
             chunk: planned.chunk,
+            form: planned.form,
             is_public: self.policy.keeps && planned.range.end <= self.policy.keeps_until,
             group: self.policy.group,
         };
@@ -278,6 +281,7 @@ impl Maker<'_> {
             pages,
             source: brought.filter(|_| is_ready).map(|brought| brought.tier),
             awaits: kept.awaits(),
+            is_rounded: is_ready && kept.is_rounded,
             choice: None,
             time: brought.map_or(Duration::ZERO, |brought| brought.time),
             saved: Duration::ZERO,

@@ -32,10 +32,11 @@ use crate::plan::{Op, plan};
 use crate::prompt::Template;
 use crate::sampling::{Choice, Sampler};
 use crate::tokenizer::Tokenizer;
+use crate::weights::Forms;
 
 pub use self::batch::Completion;
 pub use self::chunks::{PiecePreview, Preview};
-pub use self::event::{Event, Token};
+pub use self::event::{Event, PromptPrediction, PromptToken, Token};
 pub use self::generation::{GenerateError, Generation};
 pub use self::reading::Reading;
 pub use self::request::{Cancel, Request, RequestError};
@@ -46,8 +47,8 @@ pub use self::speculation::{
 pub use self::stats::{FinishReason, Finished, Stats};
 pub use self::verify::{ScoredRows, Verification};
 pub use crate::cache::{
-    BreakerState, CacheStats, Fetched, LaneId, Latency, RemoteStats, RemoteTier, RowGroup, Saving,
-    TierStats, Tiers, WhenFetched,
+    BreakerState, CacheStats, Fetched, Interest, LaneId, Latency, RemoteStats, RemoteTier,
+    RowGroup, Saving, TierStats, Tiers, WhenFetched,
 };
 
 use self::held::Policy;
@@ -133,6 +134,7 @@ impl Engine {
         );
         let shape = RowShape::new(&model.config, device.dtype());
         let fingerprint = model.fingerprint(&device.kv_family());
+        let forms = Forms::of(&*model.weights, &model.config);
         Self {
             plan: plan(&model.config),
             tokenizer: Arc::clone(&model.tokenizer),
@@ -141,6 +143,7 @@ impl Engine {
             vocab: model.tokenizer.vocab_size() as usize,
             cache: Cache::new(fingerprint, shape, limits.pages, tiers),
             library: Library::default(),
+            speculating: Speculating::new(&model.config, &forms, device.dtype()),
             device,
             lanes: Vec::with_capacity(MAX_LANES),
             next_id: 0,
@@ -148,7 +151,6 @@ impl Engine {
             reach: 0,
             keeps: true,
             states: Vec::new(),
-            speculating: Speculating::new(&model.config),
         }
     }
 

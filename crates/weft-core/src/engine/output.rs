@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-use super::{Event, FinishReason, LaneId, Token};
+use super::{Event, FinishReason, LaneId, PromptPrediction, PromptToken, Token};
 use crate::sampling::{Choice, Logprobs, Sampler, Sampling, SamplingError, TextStream};
 use crate::tokenizer::Tokenizer;
 
@@ -30,13 +30,14 @@ impl OutputProcessor {
     }
 
     /// Whether the prompt's tokens are reported too.
-    pub(super) fn echoes(&self) -> bool {
-        self.sampling.echo
+    pub(super) fn reports_prompt(&self) -> bool {
+        self.sampling.reports_prompt()
     }
 
     /// Whether the prompt's log-probabilities are reported too.
-    pub(super) fn echoes_logprobs(&self) -> bool {
-        self.sampling.echo && self.sampling.logprobs.is_some()
+    pub(super) fn reports_prompt_logprobs(&self) -> bool {
+        let echoes_logprobs = self.sampling.echo && self.sampling.logprobs.is_some();
+        echoes_logprobs || self.sampling.prompt_logprobs.is_some()
     }
 
     /// Which stop string ended the answer, if one did.
@@ -94,9 +95,9 @@ impl OutputProcessor {
     }
 
     /// Reports the prompt's tokens `range`, which a step has run, as events. A row of logits
-    /// predicts the token after it. This therefore echoes the tokens from the second of the range
+    /// predicts the token after it. This therefore reports the tokens from the second of the range
     /// to the one after it, and the very first token has no log-probability.
-    pub(super) fn echo<'l>(
+    pub(super) fn report_prompt<'l>(
         &mut self,
         prompt: &[u32],
         range: Range<usize>,
@@ -105,15 +106,28 @@ impl OutputProcessor {
         lane: LaneId,
         events: &mut Vec<Event>,
     ) -> Result<(), SamplingError> {
-        if range.start == 0 {
-            events.push(self.echo_token(prompt, 0, None, tokenizer, lane));
-        }
+        let first = if range.start == 0 { 0 } else { range.start + 1 };
         let last = range.end.min(prompt.len() - 1);
-        for index in range.start + 1..=last {
-            let row = index - 1 - range.start;
-            let of_row = |top| Logprobs::of(logits(row), prompt[index], top, index);
-            let logprobs = self.sampling.logprobs.map(of_row).transpose()?;
-            events.push(self.echo_token(prompt, index, logprobs, tokenizer, lane));
+        let mut tokens = Vec::new();
+        for index in first..=last {
+            let row = (index > 0).then(|| logits(index - 1 - range.start));
+            let logprobs = |top| {
+                let of_row = |row| Logprobs::of(row, prompt[index], top, index);
+                row.map(of_row).transpose()
+            };
+            if self.sampling.echo {
+                let logprobs = self.sampling.logprobs.map(logprobs).transpose()?.flatten();
+                events.push(self.echo_token(prompt, index, logprobs, tokenizer, lane));
+            }
+            if let Some(top) = self.sampling.prompt_logprobs {
+                let id = prompt[index];
+                let rank = row.map_or(0, |row| Logprobs::rank(row, id));
+                let predicted = |logprobs| PromptPrediction { logprobs, rank };
+                tokens.push(PromptToken { id, prediction: logprobs(top)?.map(predicted) });
+            }
+        }
+        if !tokens.is_empty() {
+            events.push(Event::Prompt { lane, tokens });
         }
         Ok(())
     }

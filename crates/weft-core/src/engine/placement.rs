@@ -11,13 +11,16 @@
 //! Consecutive rows at home form a *run*, which is one span for devices: from the run's first row
 //! on, each page holds the rows of 64 positions, whatever nodes they belong to. The result
 //! therefore depends neither on where a prompt was cut nor on which rows were cached.
+//!
+//! If rows of approximate pieces are stored coarsely, these pieces have a place of their own in the
+//! cache, and so has everything after them: exact pieces find neither.
 
 use std::ops::Range;
 
 use crate::cache::{Cache, GroupId, NodeId};
 use crate::chunk::{ChunkId, Composition, Kind, Piece, Repair, Reuse};
 use crate::kv::{PAGE_ROWS, pages_for};
-use crate::store::{KvKey, Prefix};
+use crate::store::{KvKey, Prefix, RowForm};
 
 /// Tokens of the prompt whose rows are one cache node: an existing one or a new one.
 #[derive(Debug)]
@@ -32,6 +35,8 @@ pub(super) struct PlannedNode {
     pub(super) parent: KvKey,
     pub(super) home: usize,
     pub(super) sees: Sees,
+    /// How its rows are stored.
+    pub(super) form: RowForm,
     /// Rows of its first page that belong to the nodes that it attends to.
     pub(super) lead: usize,
     /// Whether anchored nodes attend to it.
@@ -102,6 +107,8 @@ impl Placement {
             cache,
             limit,
             tokens: composition.tokens(),
+            // Rows of a group are never stored.
+            coarse: if group.is_none() { cache.stored_rows() } else { RowForm::Full },
             has_anchored: pieces_are_anchored(composition),
             anchor: Anchor { prefix: root.clone(), len: 0, sees: Sees::default(), run_start: 0 },
             root: root.key(),
@@ -175,6 +182,8 @@ struct Planner<'c> {
     /// Number of tokens that are looked up.
     limit: usize,
     tokens: Vec<u32>,
+    /// How the rows of approximate pieces are stored.
+    coarse: RowForm,
     has_anchored: bool,
     root: KvKey,
     anchor: Anchor,
@@ -238,6 +247,32 @@ impl Planner<'_> {
         self.cache.longest(parent, &self.tokens[range.start..end])
     }
 
+    /// The form in which a whole piece after a context is stored, and the node that has it. Full rows
+    /// serve an approximate piece too, and are preferred unless they are in a slower tier.
+    fn whole(
+        &self,
+        piece: &Piece,
+        parent: &KvKey,
+        range: Range<usize>,
+    ) -> (RowForm, Option<NodeId>) {
+        let find = |form: RowForm| {
+            let found = self.longest(&form.place(parent), range.clone());
+            found.and_then(|(id, len)| (len == range.len()).then_some(id))
+        };
+        let full = find(RowForm::Full);
+        // Anchored pieces attend to an anchor, so its rows are kept as they were computed.
+        if !self.coarse.is_coarse() || piece.reuse == Reuse::Exact || piece.is_anchor {
+            return (RowForm::Full, full);
+        }
+        let tier = |id: NodeId| self.cache.node(id).tier();
+        match (full, find(self.coarse)) {
+            (Some(full), coarse) if coarse.is_none_or(|coarse| tier(full) <= tier(coarse)) => {
+                (RowForm::Full, Some(full))
+            }
+            (_, coarse) => (self.coarse, coarse),
+        }
+    }
+
     /// Whether a piece is the system piece with which the anchor begins.
     fn may_be_first(&self, piece: &Piece) -> bool {
         let has_none = self.anchor.sees == Sees::default();
@@ -272,9 +307,17 @@ impl Planner<'_> {
         let end = self.at + run.iter().map(|piece| piece.tokens.len()).sum::<usize>();
         let mut piece_end = self.at;
         for piece in run {
+            let begin = piece_end;
             piece_end += piece.tokens.len();
             while self.at < piece_end {
                 let parent = self.prefix.key();
+                if self.at == begin
+                    && let (form @ RowForm::Int8 { .. }, found) =
+                        self.whole(piece, &parent, begin..piece_end)
+                {
+                    self.place_coarse(piece, parent, form, found);
+                    continue;
+                }
                 let found = self.longest(&parent, self.at..end);
                 let len = found.map_or(piece_end - self.at, |(_, len)| len);
                 let (range, lead) = (self.at..self.at + len, self.lead());
@@ -287,12 +330,33 @@ impl Planner<'_> {
                     is_in_piece: self.at <= piece_end,
                     parent,
                     sees: Sees::first(self.nodes.len()),
+                    form: RowForm::Full,
                     lead,
                     is_anchor: piece.is_anchor,
                     found: found.map(|(id, _)| id),
                 });
             }
         }
+    }
+
+    /// An approximate piece that stands where it is computed, and is stored coarsely. Whatever
+    /// attends to it is not exact either.
+    fn place_coarse(&mut self, piece: &Piece, parent: KvKey, form: RowForm, found: Option<NodeId>) {
+        let (range, lead) = (self.at..self.at + piece.tokens.len(), self.lead());
+        self.prefix.add_moved(&form.place(&parent), "at home", &piece.tokens);
+        self.at = range.end;
+        self.nodes.push(PlannedNode {
+            home: range.start,
+            range,
+            chunk: piece.chunk,
+            is_in_piece: true,
+            parent,
+            sees: Sees::first(self.nodes.len()),
+            form,
+            lead,
+            is_anchor: false,
+            found,
+        });
     }
 
     /// A piece that was moved from the position it is computed at. An empty one has no node.
@@ -305,12 +369,11 @@ impl Planner<'_> {
             Reuse::Isolated => (self.root, Sees::default(), 0),
             _ => (prefix.key(), sees.clone(), (len - run_start) % PAGE_ROWS),
         };
-        let whole = |(id, len): (NodeId, usize)| (len == piece.tokens.len()).then_some(id);
         let range = self.at..self.at + piece.tokens.len();
-        let found = self.longest(&parent, range.clone());
+        let (form, found) = self.whole(piece, &parent, range.clone());
         // An anchor is never repaired.
         let repair = if piece.is_anchor { Repair::None } else { composition.repair };
-        self.prefix.add_moved(&parent, repair, &piece.tokens);
+        self.prefix.add_moved(&form.place(&parent), repair, &piece.tokens);
         self.at = range.end;
         self.run_start = self.at;
         self.nodes.push(PlannedNode {
@@ -320,9 +383,10 @@ impl Planner<'_> {
             parent,
             home: self.home(piece.reuse, usize::MAX),
             sees,
+            form,
             lead,
             is_anchor: piece.is_anchor,
-            found: found.and_then(whole),
+            found,
         });
     }
 }

@@ -60,13 +60,13 @@ impl Request {
 
     /// The request as it runs.
     pub(super) fn settled(self) -> Self {
-        if self.sampling.echo && self.reading.is_none() {
+        if self.sampling.reports_prompt() && self.reading.is_none() {
             // Cached rows carry no logits, and rows computed on another device may differ in the
             // last bits.
             return Self { prompt: self.prompt.exact(), group: None, ..self.cold() };
         }
-        let echo = self.sampling.echo && self.reading.is_none();
-        let sampling = Sampling { echo, ..self.sampling };
+        // Of a prompt that is read, nothing else is reported.
+        let sampling = Sampling { echo: false, prompt_logprobs: None, ..self.sampling };
         Self { prompt: self.prompt.answered(), sampling, ..self }
     }
 

@@ -3,6 +3,7 @@
 
 mod ahead;
 mod anchors;
+mod coarse;
 mod drafts;
 mod failing;
 mod figures;
@@ -151,8 +152,7 @@ fn any_split_of_a_prompt_is_the_unsplit_prompt() {
                 rest = after;
             }
             let split = Composition { pieces, repair: Repair::None };
-            let mut engine = engine();
-            let unsplit = Composition::from(whole);
+            let (mut engine, unsplit) = (engine(), Composition::from(whole));
             let first = ask(&mut engine, &split).0;
             prop_assert_eq!(&first, &cold(&unsplit));
             // Rows that were cut one way serve a prompt that is cut another way.
@@ -255,7 +255,7 @@ fn whatever_happened_before_does_not_show() {
             let folder = tempfile::tempdir().unwrap();
             let open = || {
                 let store = Store::open(folder.path(), 300_000).unwrap();
-                engine_with(18, Tiers { ram_bytes: 60_000, store: Some(store), remote: None })
+                engine_with(18, Tiers { ram_bytes: 60_000, store: Some(store), ..Tiers::default() })
             };
             let mut engine = open();
             let check = |engine: &mut Engine, prompt: &Composition, said: Vec<Token>| {
@@ -309,7 +309,7 @@ fn rows_come_back_from_main_memory_and_from_disk() {
     let folder = tempfile::tempdir().unwrap();
     let open = |ram_bytes| {
         let store = Store::open(folder.path(), 10_000_000).unwrap();
-        engine_with(12, Tiers { ram_bytes, store: Some(store), remote: None })
+        engine_with(12, Tiers { ram_bytes, store: Some(store), ..Tiers::default() })
     };
     let prompt = exact(&[1, 2], 1);
     let truth = cold(&prompt);

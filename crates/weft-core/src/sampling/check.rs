@@ -102,11 +102,12 @@ impl Sampling {
     }
 
     fn check_lengths(&self) -> Result<(), SamplingError> {
+        let limit = Self::MAX_LOGPROBS;
         match self.logprobs {
-            Some(count) if count > Self::MAX_LOGPROBS => {
-                return Err(SamplingError::TooManyLogprobs { count, limit: Self::MAX_LOGPROBS });
+            Some(count) if count > limit => {
+                return Err(SamplingError::TooManyLogprobs { count, limit });
             }
-            _ => {}
+            _ => at_most("prompt_logprobs", self.prompt_logprobs.unwrap_or(0), limit)?,
         }
         match self.max_tokens {
             Some(0) if !self.echo => Err(SamplingError::NoTokens),
@@ -201,6 +202,8 @@ mod tests {
         accept(|s| s.stop = vec!["x".repeat(1024); 16]);
         accept(|s| s.stop_ids = vec![1; 128]);
         accept(|s| s.logprobs = Some(20));
+        accept(|s| s.prompt_logprobs = Some(20));
+        assert!(refusal(|s| s.prompt_logprobs = Some(21)).contains("prompt_logprobs"));
         assert_eq!(
             refusal(|s| s.logit_bias = vec![(1, 0.0); 1025]),
             "logit_bias has 1025 entries: at most 1024 are allowed"

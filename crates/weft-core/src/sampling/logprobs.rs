@@ -46,6 +46,15 @@ impl Logprobs {
         LogprobsReader::new(n_top, logits.len()).read(logits, token, index)
     }
 
+    /// The place of `token` among all tokens, by logit descending, then by id: 1 is the most
+    /// likely one. `token` must have a logit.
+    pub fn rank(logits: &[f32], token: u32) -> usize {
+        let (own, place) = (logits[token as usize], token as usize);
+        let before =
+            |(other, logit): (usize, &f32)| *logit > own || (*logit == own && other < place);
+        1 + logits.iter().enumerate().filter(|entry| before(*entry)).count()
+    }
+
     /// The same from the few numbers that it takes, which a device can gather.
     pub fn from_parts(parts: &LogprobParts) -> Self {
         let max = f64::from(parts.max);

@@ -70,6 +70,9 @@ pub struct Sampling {
     pub logprobs: Option<usize>,
     /// Whether the answer starts with the prompt.
     pub echo: bool,
+    /// `Some(k)`: report the log-probability of each token of the prompt and of the `k` most likely
+    /// ones in its place. The prompt is then computed without cached rows, which have no logits.
+    pub prompt_logprobs: Option<usize>,
 }
 
 impl Default for Sampling {
@@ -91,6 +94,7 @@ impl Default for Sampling {
             ignore_eos: false,
             logprobs: None,
             echo: false,
+            prompt_logprobs: None,
         }
     }
 }
@@ -115,12 +119,22 @@ impl Sampling {
         sampling
     }
 
+    /// Whether something is reported of each token of the prompt.
+    pub(crate) fn reports_prompt(&self) -> bool {
+        self.echo || self.prompt_logprobs.is_some()
+    }
+
     /// The settings of each of a request's `n` choices. They differ only in the seed, which is
-    /// [`choice_seed`]. The first choice keeps the seed, so it equals the result of a request for
+    /// [`choice_seed`], and the first alone reports the log-probabilities of the prompt that they
+    /// share. The first choice keeps the seed, so it equals the result of a request for
     /// one choice. A larger `n` does not change the earlier choices. Lazy: a huge `n` costs
     /// nothing.
     pub fn samples(&self, n: usize) -> impl Iterator<Item = Sampling> {
-        (0..n as u64).map(|choice| Self { seed: choice_seed(self.seed, choice), ..self.clone() })
+        (0..n as u64).map(|choice| Self {
+            seed: choice_seed(self.seed, choice),
+            prompt_logprobs: self.prompt_logprobs.filter(|_| choice == 0),
+            ..self.clone()
+        })
     }
 }
 

@@ -10,7 +10,7 @@ use safetensors::tensor::TensorInfo;
 use serde::{Deserialize, Serialize};
 
 use super::reason::Reason;
-use super::{Header, KvKey, Rows};
+use super::{Header, KvKey, RowForm, Rows};
 use crate::dtype::Dtype;
 
 /// Maximum bytes of a header: room for two million tokens.
@@ -20,8 +20,16 @@ pub(super) const HEADER_LIMIT: u64 = 16 << 20;
 pub(super) const LENGTH_BYTES: u64 = 8;
 
 const FORMAT: &str = "weft-kv";
+/// Of full rows.
 const VERSION: &str = "1";
 const LAYOUT: &str = "k, v: [layers][rows][kv_width], little-endian, keys rotated";
+/// Of rows in 8 bits.
+const COARSE_VERSION: &str = "2";
+const COARSE_LAYOUT: &str = "k, v: [layers][rows][kv_width x int8 in 127ths of the largest \
+                             magnitude of their group, that of each group as dtype], \
+                             little-endian, keys rotated";
+/// The versions that are read.
+const VERSIONS: &str = "1 or 2";
 
 /// Tensors start at a multiple of this, as safetensors requires.
 const ALIGNMENT: usize = 8;
@@ -46,6 +54,11 @@ struct Fields {
     fingerprint: String,
     dtype: String,
     layout: String,
+    /// Numbers of a row, and of a group of them. Full rows have neither.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    kv_width: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    group: Option<String>,
     reuse: String,
     parent: String,
     home_position: String,
@@ -102,9 +115,13 @@ pub(super) fn hash_rows(rows: &Rows) -> blake3::Hash {
 /// again: it exceeds the limit, or its tensors are too large for a file.
 pub(super) fn encode(key: &KvKey, header: &Header, payload_checksum: &str) -> Option<Vec<u8>> {
     let tensor_bytes = header.tensor_bytes()?;
+    let (dtype, row) = match header.form {
+        RowForm::Full => (file_dtype(header.dtype), header.kv_width),
+        form => (FileDtype::U8, form.row_bytes(header.kv_width, header.dtype)?),
+    };
     let info = |start| TensorInfo {
-        dtype: file_dtype(header.dtype),
-        shape: vec![header.layers, header.tokens.len(), header.kv_width],
+        dtype,
+        shape: vec![header.layers, header.tokens.len(), row],
         data_offsets: (start, start + tensor_bytes),
     };
     let metadata = fields(key, header, payload_checksum);
@@ -120,13 +137,21 @@ pub(super) fn encode(key: &KvKey, header: &Header, payload_checksum: &str) -> Op
 
 fn fields(key: &KvKey, header: &Header, payload_checksum: &str) -> Fields {
     let tokens: Vec<String> = header.tokens.iter().map(u32::to_string).collect();
+    let (version, layout, kv_width, group) = match header.form {
+        RowForm::Full => (VERSION, LAYOUT, None, None),
+        RowForm::Int8 { group } => {
+            (COARSE_VERSION, COARSE_LAYOUT, Some(header.kv_width), Some(group))
+        }
+    };
     Fields {
         format: FORMAT.to_owned(),
-        version: VERSION.to_owned(),
+        version: version.to_owned(),
         key: key.to_string(),
         fingerprint: header.fingerprint.clone(),
         dtype: header.dtype.to_string(),
-        layout: LAYOUT.to_owned(),
+        layout: layout.to_owned(),
+        kv_width: kv_width.map(|n| n.to_string()),
+        group: group.map(|n| n.to_string()),
         reuse: header.reuse.clone(),
         parent: header.parent.to_string(),
         home_position: header.home_position.to_string(),
@@ -163,8 +188,8 @@ fn check_version(text: &[u8]) -> Result<(), Reason> {
     }
     match version {
         None => Err(Reason::HeaderText("it gives no version".to_owned())),
-        Some(found) if found != VERSION => Err(Reason::Version { found, expected: VERSION }),
-        Some(_) => Ok(()),
+        Some(found) if found == VERSION || found == COARSE_VERSION => Ok(()),
+        Some(found) => Err(Reason::Version { found, expected: VERSIONS }),
     }
 }
 
@@ -172,14 +197,20 @@ fn check_version(text: &[u8]) -> Result<(), Reason> {
 /// comparison.
 fn parse(json: &Json) -> Option<(KvKey, Header)> {
     let fields = &json.metadata;
-    let [layers, _, kv_width] = json.k.shape[..] else { return None };
+    let [layers, _, row] = json.k.shape[..] else { return None };
+    let number = |text: &Option<String>| text.as_deref().map(str::parse).transpose().ok();
+    let (kv_width, form) = match (number(&fields.kv_width)?, number(&fields.group)?) {
+        (Some(kv_width), Some(group)) => (kv_width, RowForm::Int8 { group }),
+        _ => (row, RowForm::Full),
+    };
     let tokens = match fields.tokens.as_str() {
         "" => Vec::new(),
         list => list.split(',').map(str::parse).collect::<Result<_, _>>().ok()?,
     };
     let header = Header {
         fingerprint: fields.fingerprint.clone(),
-        dtype: [Dtype::F32, Dtype::Bf16].into_iter().find(|d| file_dtype(*d) == json.k.dtype)?,
+        dtype: [Dtype::F32, Dtype::Bf16].into_iter().find(|d| d.to_string() == fields.dtype)?,
+        form,
         layers,
         kv_width,
         reuse: fields.reuse.clone(),

@@ -4,13 +4,14 @@
 //! the folder is synced once. A reader sees a complete file or none, even after a power failure:
 //! the content is on disk before the file gets its name.
 
+use std::borrow::Cow;
 use std::io;
 use std::thread;
 
 use super::index::file_of;
 use super::put::{NewEntry, is_disk_full};
 use super::temp::TempFile;
-use super::{Put, Store, format, platform};
+use super::{Header, NotFinite, Put, Rows, Store, format, platform};
 
 /// Maximum number of threads that sync files of one group. The file system's journal joins syncs
 /// that run at the same time; one after the other, each would write the journal again.
@@ -21,7 +22,7 @@ struct Group<'a> {
     entries: &'a [NewEntry<'a>],
     /// The results so far.
     puts: Vec<Put>,
-    written: Vec<Written>,
+    written: Vec<Written<'a>>,
     /// Bytes of `written`.
     bytes: u64,
     /// Whether the index has the files of other processes, and their times of last use.
@@ -30,11 +31,13 @@ struct Group<'a> {
 }
 
 /// A temporary file with all bytes of an entry, not synced yet.
-struct Written {
+struct Written<'a> {
     /// Which entry.
     index: usize,
     /// The bytes before the rows.
     head: Vec<u8>,
+    /// The rows as they are stored.
+    rows: Cow<'a, Rows>,
     temp: TempFile,
 }
 
@@ -61,16 +64,17 @@ impl Store {
     /// write.
     fn add_to(&mut self, group: &mut Group<'_>, index: usize) -> Result<(), Put> {
         let NewEntry { key, header, rows } = group.entries[index];
-        let tensor_bytes = header.tensor_bytes();
-        assert_eq!(Some(rows.k.len()), tensor_bytes, "bytes of k");
-        assert_eq!(Some(rows.v.len()), tensor_bytes, "bytes of v");
+        let full_bytes = header.full_bytes();
+        assert_eq!(Some(rows.k.len()), full_bytes, "bytes of k");
+        assert_eq!(Some(rows.v.len()), full_bytes, "bytes of v");
         if self.is_off() {
             return Err(Put::Off);
         }
         if self.is_present(key, header) {
             return Err(Put::Present);
         }
-        let payload_checksum = format::hash_rows(rows).to_string();
+        let rows = stored(header, rows).map_err(|NotFinite| Put::NotFinite)?;
+        let payload_checksum = format::hash_rows(&rows).to_string();
         let head = format::encode(key, header, &payload_checksum);
         let head_bytes = head.as_ref().map_or(format::HEADER_LIMIT, |head| head.len() as u64);
         let bytes = head_bytes + 2 * rows.k.len() as u64;
@@ -88,7 +92,7 @@ impl Store {
             temp => temp,
         };
         let temp = temp.map_err(|error| self.turn_off(&error))?;
-        group.written.push(Written { index, head, temp });
+        group.written.push(Written { index, head, rows, temp });
         group.bytes += bytes;
         Ok(())
     }
@@ -129,9 +133,8 @@ impl Store {
         let written = std::mem::take(&mut group.written);
         let synced = sync_all(&written);
         let mut named = Vec::new();
-        for (Written { index, head, temp }, synced) in written.into_iter().zip(synced) {
-            let NewEntry { key, rows, .. } = group.entries[index];
-            let to = file_of(&self.folder, key);
+        for (Written { index, head, rows, temp }, synced) in written.into_iter().zip(synced) {
+            let to = file_of(&self.folder, group.entries[index].key);
             let is_named = match synced {
                 Ok(()) => temp.rename(&to),
                 // Some file systems find out only now. As above, evicts and tries once more.
@@ -161,9 +164,14 @@ impl Store {
     }
 }
 
+/// Rows as they are stored.
+fn stored<'r>(header: &Header, rows: &'r Rows) -> Result<Cow<'r, Rows>, NotFinite> {
+    Ok(header.stored(rows)?.map_or(Cow::Borrowed(rows), Cow::Owned))
+}
+
 /// Waits until the content of all files is on disk, several at a time.
-fn sync_all(written: &[Written]) -> Vec<io::Result<()>> {
-    let sync = |files: &[Written]| -> Vec<io::Result<()>> {
+fn sync_all(written: &[Written<'_>]) -> Vec<io::Result<()>> {
+    let sync = |files: &[Written<'_>]| -> Vec<io::Result<()>> {
         files.iter().map(|file| file.temp.file.sync_all()).collect()
     };
     let share = written.len().div_ceil(MOST_SYNCS).max(1);

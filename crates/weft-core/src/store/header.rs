@@ -2,8 +2,8 @@
 //!
 //! `format.rs` defines the encoding of a header in a file.
 
-use super::KvKey;
 use super::reason::Reason;
+use super::{KvKey, RowForm};
 use crate::dtype::Dtype;
 
 /// The description of a file's rows. Everything except `prefill_us` must equal the reader's
@@ -12,13 +12,15 @@ use crate::dtype::Dtype;
 pub struct Header {
     /// Model and device family, as named by the caller.
     pub fingerprint: String,
-    /// The number format of every element.
+    /// The number format of every element, as devices have it.
     pub dtype: Dtype,
+    /// How the elements are stored.
+    pub form: RowForm,
     /// Layers of the model.
     pub layers: usize,
     /// Elements of one row of one layer: KV heads times head size.
     pub kv_width: usize,
-    /// How the rows may be reused: `exact`, `anchored` or `isolated`.
+    /// How the rows may be reused: `exact`, or `coarse` if they are stored in 8 bits.
     pub reuse: String,
     /// The key of the rows that these rows attended to.
     pub parent: KvKey,
@@ -30,7 +32,8 @@ pub struct Header {
     pub prefill_us: u64,
 }
 
-/// Keys and values of a chunk as little-endian bytes, each `[layers][rows][kv_width]` of `dtype`.
+/// Keys and values of a chunk as little-endian bytes, each `[layers][rows][kv_width]` of `dtype`;
+/// or as they are stored.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rows {
     /// The keys, rotated for their home positions.
@@ -40,10 +43,25 @@ pub struct Rows {
 }
 
 impl Header {
-    /// Bytes of `k`, and of `v`. `None` if the product does not fit a file.
+    /// The key of the rows.
+    pub fn key(&self) -> KvKey {
+        KvKey::of_rows(&self.form.place(&self.parent), &self.tokens)
+    }
+
+    /// Bytes of `k`, and of `v`, as they are stored. `None` if the product does not fit a file.
     pub fn tensor_bytes(&self) -> Option<usize> {
-        let elements = self.layers.checked_mul(self.tokens.len())?.checked_mul(self.kv_width)?;
-        let bytes = elements.checked_mul(self.dtype.bytes())?;
+        self.full_bytes()?;
+        self.bytes_in(self.form)
+    }
+
+    /// Bytes of `k`, and of `v`, as devices have them.
+    pub fn full_bytes(&self) -> Option<usize> {
+        self.bytes_in(RowForm::Full)
+    }
+
+    fn bytes_in(&self, form: RowForm) -> Option<usize> {
+        let n_rows = self.layers.checked_mul(self.tokens.len())?;
+        let bytes = n_rows.checked_mul(form.row_bytes(self.kv_width, self.dtype)?)?;
         // The total of both tensors and their header must not overflow.
         (bytes < usize::MAX / 4).then_some(bytes)
     }
@@ -56,6 +74,10 @@ impl Header {
         let shape = |header: &Self| format!("{} x {}", header.layers, header.kv_width);
         differs("fingerprint", self.fingerprint.clone(), found.fingerprint.clone())
             .or_else(|| differs("dtype", self.dtype.to_string(), found.dtype.to_string()))
+            .or_else(|| {
+                let form = |header: &Self| format!("{:?}", header.form);
+                differs("form", form(self), form(found))
+            })
             .or_else(|| differs("layers_x_width", shape(self), shape(found)))
             .or_else(|| differs("reuse", self.reuse.clone(), found.reuse.clone()))
             .or_else(|| differs("parent", self.parent.to_string(), found.parent.to_string()))

@@ -7,6 +7,7 @@
 //! absent.
 
 mod checksum;
+mod coarse;
 mod error;
 mod evict;
 mod format;
@@ -36,6 +37,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Instant, SystemTime};
 
+pub use coarse::{NotFinite, RowForm, StoredRows};
 pub use error::StoreError;
 pub use header::{Header, Rows};
 pub use index::Entry;

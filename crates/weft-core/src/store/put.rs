@@ -11,7 +11,7 @@ use std::time::{Duration, Instant, SystemTime};
 use super::index;
 use super::reason::Reason;
 use super::temp::TempFile;
-use super::{Header, Io, KvKey, Rows, Store, evict};
+use super::{Header, Io, KvKey, NotFinite, Rows, Store, evict};
 
 /// The result of storing rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,6 +27,8 @@ pub enum Put {
         /// The budget.
         budget_bytes: u64,
     },
+    /// The rows shall be stored in 8 bits, and are not finite numbers.
+    NotFinite,
     /// Pinned entries leave too little of the budget.
     NoRoom {
         /// Size that the file would have.
@@ -48,6 +50,7 @@ impl fmt::Display for Put {
                 "it takes {bytes} bytes and the budget is {budget_bytes}; raise the budget or cut \
                  the chunk"
             ),
+            Self::NotFinite => write!(f, "{NotFinite}"),
             Self::NoRoom { bytes, pinned_bytes } => write!(
                 f,
                 "it takes {bytes} bytes and pinned chunks take {pinned_bytes}; unpin some or raise \
@@ -76,7 +79,7 @@ pub struct NewEntry<'a> {
     pub key: &'a KvKey,
     /// Their description.
     pub header: &'a Header,
-    /// The rows.
+    /// The rows as devices have them. Coarse ones are encoded here.
     pub rows: &'a Rows,
 }
 

@@ -69,14 +69,14 @@ fn header_text(file: &File, bytes: u64) -> Result<Vec<u8>, Reason> {
     Ok(text)
 }
 
-/// Reads the rows and compares them with their stored checksum.
+/// Reads the rows and compares them with their stored checksum. Coarse ones are decoded.
 pub(super) fn rows(opened: &Opened) -> Result<Rows, Reason> {
     let room = || vec![0; opened.decoded.tensor_bytes];
     let mut rows = Rows { k: room(), v: room() };
     let read = |offset: usize, to: &mut [u8]| opened.read_at(opened.data_start + offset as u64, to);
     let checksum = checksum::fill(&mut rows, read)?;
     opened.decoded.check_payload(checksum)?;
-    Ok(rows)
+    opened.decoded.header.read_stored(rows)
 }
 
 /// A file that ends early was truncated while it was open.

@@ -67,6 +67,12 @@ pub enum Reason {
         /// The value in the file.
         found: String,
     },
+    /// The rows are coarse, and one of their scales is not a magnitude.
+    #[error("a scale of its rows is {found}, expected a finite magnitude; they are computed again")]
+    Scale {
+        /// The scale.
+        found: f32,
+    },
     /// The rows have changed since they were written.
     #[error("the checksum of its rows is {found}, expected {expected}; check the disk for errors")]
     PayloadChecksum {
@@ -91,6 +97,7 @@ impl Reason {
             Self::Key { .. } => "key",
             Self::Length { .. } => "length",
             Self::Mismatch { field, .. } => field,
+            Self::Scale { .. } => "scale",
             Self::PayloadChecksum { .. } => "payload_checksum",
         }
     }

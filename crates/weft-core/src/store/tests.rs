@@ -21,6 +21,7 @@ fn sample(n: u8) -> (KvKey, Header, Rows) {
     let header = Header {
         fingerprint: "model".to_owned(),
         dtype: Dtype::Bf16,
+        form: RowForm::Full,
         layers: 1,
         kv_width: 4,
         reuse: "exact".to_owned(),
@@ -196,6 +197,47 @@ fn a_header_beyond_what_is_read_is_not_written() {
     let rows = Rows { k: Vec::new(), v: Vec::new() };
     assert!(matches!(store.put(&key, &header, &rows), Put::TooLarge { .. }));
     assert_eq!(names(folder.path(), ".safetensors"), [""; 0]);
+}
+
+/// One layer of one token in 8 bits, with a scale, under the right checksums.
+fn write_coarse(folder: &Path, scale: u16) -> (KvKey, Header) {
+    let (_, header, _) = sample(1);
+    let form = RowForm::Int8 { group: 4 };
+    let header = Header { form, reuse: "coarse".to_owned(), ..header };
+    let [low, high] = scale.to_le_bytes();
+    let rows = Rows { k: vec![0, 127, 0x81, 0x80, low, high], v: vec![0; 6] };
+    let key = header.key();
+    let checksum = format::hash_rows(&rows).to_string();
+    let head = format::encode(&key, &header, &checksum).unwrap();
+    fs::write(file_of(folder, &key), [&head[..], &rows.k, &rows.v].concat()).unwrap();
+    (key, header)
+}
+
+#[test]
+fn coarse_rows_whose_scales_are_no_magnitudes_are_moved_away() {
+    for (scale, is_fine) in [(0x3f80, true), (0x7f80, false), (0x7fc0, false), (0xbf80, false)] {
+        let folder = TempDir::new().unwrap();
+        let (key, header) = write_coarse(folder.path(), scale);
+        let mut store = Store::open(folder.path(), 1 << 20).unwrap();
+        let rows = store.get(&key, &header);
+        assert_eq!(rows.is_some(), is_fine, "{scale:x}");
+        let numbers = rows.map(|rows| Dtype::Bf16.numbers(&rows.k));
+        assert!(numbers.is_none_or(|numbers| numbers == [0.0, 1.0, -1.0, -1.0]));
+        let counts = (store.stats().count("scale"), store.stats().quarantined);
+        assert_eq!(counts, if is_fine { (0, 0) } else { (1, 1) });
+    }
+}
+
+#[test]
+fn coarse_rows_are_never_written_unless_they_are_numbers() {
+    let folder = TempDir::new().unwrap();
+    let mut store = Store::open(folder.path(), 1 << 20).unwrap();
+    let (_, header, rows) = sample(1);
+    let header = Header { form: RowForm::Int8 { group: 2 }, ..header };
+    let wrong = Rows { k: [&0x7f80_u16.to_le_bytes()[..], &rows.k[2..]].concat(), ..rows.clone() };
+    assert_eq!(store.put(&header.key(), &header, &wrong), Put::NotFinite);
+    assert_eq!(store.put(&header.key(), &header, &rows), Put::Stored);
+    assert!(store.find(&header.key()).unwrap().bytes > 0);
 }
 
 #[cfg(unix)]

@@ -35,7 +35,6 @@ pub use self::random::RandomWeights;
 pub use self::safetensors::Safetensors;
 pub(crate) use self::shards::other_weight_files;
 pub use self::shards::{INDEX_FILE, SINGLE_WEIGHTS_FILE, is_plain_file_name, shards_of_index};
-pub(crate) use self::tensor::parameters_read;
 pub use self::tensor::{LayerTensor, Tensor, TensorShape, active_parameters, parameters, tensors};
 
 /// A source of weights. Several threads may read different tensors at once.

@@ -79,17 +79,6 @@ pub fn active_parameters(config: &Config) -> u64 {
     parameters(config) - tensors(config).iter().map(|t| idle(t) as u64).sum::<u64>()
 }
 
-/// Number of weights that a step of so many tokens reads, if each expert is as likely as any other.
-pub(crate) fn parameters_read(config: &Config, n_tokens: u64) -> f64 {
-    let read = |tensor: &TensorShape| match (tensor.tensor, &config.experts) {
-        (Tensor::Layer(_, ExpertGate | ExpertUp | ExpertDown), Some(experts)) => {
-            tensor.elements() as f64 * experts.share_read(n_tokens)
-        }
-        _ => tensor.elements() as f64,
-    };
-    tensors(config).iter().map(read).sum()
-}
-
 /// Every tensor the model has, with its shape, in the order they are used.
 pub fn tensors(config: &Config) -> Vec<TensorShape> {
     let mut kinds = vec![AttentionNorm, Q, K, V];

@@ -242,6 +242,37 @@ fn an_echoed_prompt_has_the_log_probabilities_it_would_be_generated_with() {
     assert_eq!(text(&echoed), tokenizer.decode(&whole, false));
 }
 
+/// The log-probabilities beside an answer: those of an echo, with ranks, however much of the prompt
+/// is cached.
+#[test]
+fn a_prompt_has_log_probabilities_beside_its_answer() {
+    let mut engine = engine();
+    let tokens = prompt(50, 2);
+    let echo = Sampling { echo: true, logprobs: Some(3), ..greedy(4) };
+    let echoed = generate(&mut engine, Request::new(tokens.clone(), echo));
+    let plain = generate(&mut engine, Request::new(tokens.clone(), greedy(4)));
+    for _ in 0..2 {
+        let sampling = Sampling { prompt_logprobs: Some(3), ..greedy(4) };
+        let request = Request::new(tokens.clone(), sampling);
+        let done = engine.generate_batch(vec![request]).unwrap().remove(0);
+        assert_eq!(ids(&done.tokens), ids(&plain), "the answer is the same");
+        assert_eq!(done.ending.unwrap().stats.cached_tokens, 0);
+        assert_eq!(done.prompt.iter().map(|token| token.id).collect::<Vec<_>>(), tokens);
+        assert_eq!(done.prompt[0].prediction, None);
+        for (token, echoed) in done.prompt.iter().zip(&echoed).skip(1) {
+            let found = token.prediction.as_ref().unwrap();
+            assert_eq!(Some(&found.logprobs), echoed.logprobs.as_ref());
+            let place = found.logprobs.top.iter().position(|(id, _)| *id == token.id);
+            assert_eq!(place.map(|place| place + 1), Some(found.rank).filter(|rank| *rank <= 3));
+        }
+    }
+    let both = Sampling { echo: true, prompt_logprobs: Some(0), ..greedy(2) };
+    let done = engine.generate_batch(vec![Request::new(tokens, both)]).unwrap().remove(0);
+    assert_eq!((done.tokens.len(), done.prompt.len()), (52, 50));
+    assert!(done.tokens.iter().all(|token| token.logprobs.is_none()));
+    assert!(done.prompt[1].prediction.as_ref().unwrap().logprobs.top.is_empty());
+}
+
 #[test]
 fn how_a_prompt_is_cut_into_steps_does_not_show() {
     let tokens = |step_tokens| {
@@ -283,7 +314,7 @@ fn a_ninth_lane_waits_and_padding_is_never_drawn() {
                 Event::Token { token, .. } => assert!(token.id < model().tokenizer.vocab_size()),
                 Event::Done { .. } => done += 1,
                 Event::Failed { error, .. } => panic!("{error}"),
-                Event::Prefill { .. } | Event::Read { .. } => {}
+                Event::Prefill { .. } | Event::Prompt { .. } | Event::Read { .. } => {}
             }
         }
     }

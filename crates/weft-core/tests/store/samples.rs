@@ -8,7 +8,7 @@ use std::process::Command;
 
 use tempfile::TempDir;
 use weft_core::dtype::Dtype;
-use weft_core::store::{Header, KvKey, Put, Rows, Store};
+use weft_core::store::{Header, KvKey, Put, RowForm, Rows, Store};
 
 /// Enough for every test that is not about budgets.
 pub const AMPLE: u64 = 1 << 30;
@@ -48,6 +48,7 @@ pub fn sample(n: u64, n_tokens: usize) -> Sample {
     let header = Header {
         fingerprint: "Qwen3-0.6B/cpu".to_owned(),
         dtype: Dtype::Bf16,
+        form: RowForm::Full,
         layers: 2,
         kv_width: 8,
         reuse: "exact".to_owned(),
@@ -59,6 +60,20 @@ pub fn sample(n: u64, n_tokens: usize) -> Sample {
     let bytes = header.tensor_bytes().unwrap();
     let rows = Rows { k: random.bytes(bytes), v: random.bytes(bytes) };
     Sample { key: key(n), header, rows }
+}
+
+/// The same in 8 bits, of rows that can be stored so.
+pub fn coarse_sample(n: u64, n_tokens: usize) -> Sample {
+    let Sample { key, header, .. } = sample(n, n_tokens);
+    let header = Header { form: RowForm::Int8 { group: 4 }, reuse: "coarse".to_owned(), ..header };
+    let n_numbers = header.full_bytes().unwrap() / 2;
+    let mut random = Random(n);
+    // From a half to two, either sign.
+    let mut number = || [random.next() as u8, 0x3f | (random.next() as u8 & 0x80)];
+    let mut numbers = || (0..n_numbers).flat_map(|_| number()).collect::<Vec<u8>>();
+    let rows = Rows { k: numbers(), v: numbers() };
+    let stored = header.stored(&rows).unwrap().unwrap();
+    Sample { key, rows: header.read_stored(stored).unwrap(), header }
 }
 
 pub fn key(n: u64) -> KvKey {

@@ -2,26 +2,24 @@
 //! experts, rounded once. An item has some columns of x and goes through all chosen experts, so
 //! each sum has one order, whoever else chose an expert.
 
-use super::tiles;
-use crate::CpuDevice;
+use super::{ExpertStep, tiles};
 use crate::memory::Disjoint;
 use crate::pack::BLOCK_ROWS;
 use crate::scratch::Scratch;
 use crate::vector;
 
-pub(crate) fn run(device: &mut CpuDevice, layer: u16) {
-    let CpuDevice { config, pool, isa, weights, buffers, lists, routing, scratch, .. } = device;
-    let (isa, n_tokens) = (*isa, lists.tokens.len());
-    let down = &weights.layers[usize::from(layer)].mlp.sparse().down;
+pub(crate) fn run(step: ExpertStep<'_>) {
+    let ExpertStep { pool, isa, n_tokens, experts, x, h, routing, scratch, .. } = step;
+    let down = &experts.down;
     routing.sort(n_tokens);
     let routing = &*routing;
     if down.needs_sums() {
-        buffers.expert_h.sum_runs(pool, n_tokens * routing.chosen);
+        h.sum_runs(pool, n_tokens * routing.chosen);
     }
 
-    let (h, stride, hidden) = (&buffers.expert_h, buffers.x.stride, config.hidden);
+    let (h, stride, hidden) = (&*h, x.stride, x.width);
     let n_blocks = hidden.div_ceil(BLOCK_ROWS);
-    let (x, scratch) = (Disjoint::new(buffers.x.all_mut()), Disjoint::new(scratch));
+    let (x, scratch) = (Disjoint::new(x.all_mut()), Disjoint::new(scratch));
     pool.for_each(n_blocks.div_ceil(2), |thread, pair| {
         // SAFETY: each thread has its own scratch.
         let Scratch { unpacked, weighted, .. } = unsafe { &mut scratch.part(thread, 1)[0] };

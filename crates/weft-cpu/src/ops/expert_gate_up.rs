@@ -1,27 +1,24 @@
 //! `expert_gate_up`: n = rms_norm(x); for each route, h = silu(n · W_gate) · (n · W_up) of its
 //! expert, rounded once. Each chosen expert is read once, for all tokens that chose it.
 
-use super::{rms_norms, tiles};
-use crate::CpuDevice;
+use super::{ExpertStep, rms_norms, tiles};
 use crate::memory::Disjoint;
 use crate::pack::BLOCK_ROWS;
 use crate::vector;
 
-pub(crate) fn run(device: &mut CpuDevice, layer: u16) {
-    let CpuDevice { config, pool, isa, weights, buffers, lists, routing, scratch, .. } = device;
-    let (isa, n_tokens) = (*isa, lists.tokens.len());
-    let layer = &weights.layers[usize::from(layer)];
-    let gate_up = &layer.mlp.sparse().gate_up;
-    let from = (&buffers.x, layer.mlp_norm.as_slice(), config.norm_eps);
-    rms_norms(pool, isa, from, &mut buffers.norm, n_tokens, |i| i);
+pub(crate) fn run(step: ExpertStep<'_>) {
+    let ExpertStep { pool, isa, n_tokens, mlp_norm, experts, x, norm, h, .. } = step;
+    let ExpertStep { norm_eps, routing, scratch, .. } = step;
+    let gate_up = &experts.gate_up;
+    rms_norms(pool, isa, (x, mlp_norm, norm_eps), norm, n_tokens, |i| i);
     if gate_up.needs_sums() {
-        buffers.norm.sum_runs(pool, n_tokens);
+        norm.sum_runs(pool, n_tokens);
     }
 
     routing.sort(n_tokens);
     let routing = &*routing;
-    let (norm, h_stride, n_blocks) = (&buffers.norm, buffers.expert_h.stride, gate_up.n_blocks());
-    let (h, scratch) = (Disjoint::new(buffers.expert_h.all_mut()), Disjoint::new(scratch));
+    let (norm, h_stride, n_blocks) = (&*norm, h.stride, gate_up.n_blocks());
+    let (h, scratch) = (Disjoint::new(h.all_mut()), Disjoint::new(scratch));
     pool.for_each(routing.groups.len() * n_blocks, |thread, item| {
         let (group, block) = (&routing.groups[item / n_blocks], item % n_blocks);
         // SAFETY: each thread has its own scratch.

@@ -14,6 +14,7 @@ pub(crate) mod rope_store;
 
 use half::bf16;
 
+use crate::CpuDevice;
 use crate::buffers::Activations;
 use crate::isa::Isa;
 use crate::matmul::{Pair, Rows, Sums, TILE};
@@ -21,8 +22,48 @@ use crate::matrix::{Block, Matrix};
 use crate::memory::Disjoint;
 use crate::pack::BLOCK_ROWS;
 use crate::pool::Pool;
+use crate::routing::Routing;
 use crate::scratch::Scratch;
 use crate::vector;
+use crate::weights::Projections;
+
+/// What the ops of experts work on: the memory of a device, or of [`crate::CpuExperts`].
+pub(crate) struct ExpertStep<'a> {
+    pub(crate) pool: &'a Pool,
+    pub(crate) isa: Isa,
+    pub(crate) n_tokens: usize,
+    pub(crate) mlp_norm: &'a [f32],
+    pub(crate) norm_eps: f32,
+    pub(crate) experts: &'a Projections,
+    pub(crate) x: &'a mut Activations,
+    /// Its norm, inside one op.
+    pub(crate) norm: &'a mut Activations,
+    /// A row for each route.
+    pub(crate) h: &'a mut Activations,
+    pub(crate) routing: &'a mut Routing,
+    pub(crate) scratch: &'a mut [Scratch],
+}
+
+impl<'a> ExpertStep<'a> {
+    /// The current step of a device.
+    pub(crate) fn of(device: &'a mut CpuDevice, layer: u16) -> Self {
+        let CpuDevice { config, pool, isa, weights, buffers, lists, routing, scratch, .. } = device;
+        let layer = &weights.layers[usize::from(layer)];
+        Self {
+            pool,
+            isa: *isa,
+            n_tokens: lists.tokens.len(),
+            mlp_norm: &layer.mlp_norm,
+            norm_eps: config.norm_eps,
+            experts: layer.mlp.sparse().1,
+            x: &mut buffers.x,
+            norm: &mut buffers.norm,
+            h: &mut buffers.expert_h,
+            routing,
+            scratch,
+        }
+    }
+}
 
 /// norm\[i\] = rms_norm(x\[token(i)\]) for the first `n` rows of `norm`.
 fn rms_norms(

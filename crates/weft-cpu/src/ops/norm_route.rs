@@ -20,7 +20,7 @@ pub(crate) fn run(device: &mut CpuDevice, layer: u16) {
     let from = (&buffers.x, layer.mlp_norm.as_slice(), config.norm_eps);
     rms_norms(pool, isa, from, &mut buffers.norm, n_tokens, |i| i);
 
-    let (norm, router) = (buffers.norm.rows(), &layer.mlp.sparse().router);
+    let (norm, router) = (buffers.norm.rows(), layer.mlp.sparse().0);
     let (count, chosen) = (experts.count, experts.chosen);
     let columns = config.hidden.next_multiple_of(2);
     let n_chunks = n_tokens.div_ceil(ITEM_TOKENS);

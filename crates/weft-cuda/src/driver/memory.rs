@@ -250,6 +250,13 @@ impl Pinned {
         unsafe { std::slice::from_raw_parts(self.at.cast(), self.bytes) }
     }
 
+    /// The memory as halves of words.
+    pub(crate) fn halves(&mut self) -> &mut [u16] {
+        // SAFETY: as many whole halves as it has, aligned to far more, set when made. Callers wait
+        // for copies from and to it.
+        unsafe { std::slice::from_raw_parts_mut(self.at.cast(), self.bytes / 2) }
+    }
+
     /// The memory as words.
     pub(crate) fn words(&mut self) -> &mut [u32] {
         // SAFETY: as many whole words as it has, aligned to far more than a word, set when made.

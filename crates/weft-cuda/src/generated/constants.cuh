@@ -42,6 +42,7 @@ constexpr int Q_STRIDE = 2048;
 constexpr int Q_UNITS = 8;
 constexpr int INTER_STRIDE = 3072;
 constexpr int INTER_UNITS = 12;
+#define HAS_EXPERTS 0
 constexpr float NORM_EPS = 0x8637bdp-43f;
 constexpr float SCALE_LOG2 = 0x8293eep-26f;
 
@@ -62,6 +63,7 @@ constexpr int SECTION_PAGES = 4;
 constexpr int TILE_QUERIES = 128;
 constexpr int TILE_THREADS = 128;
 constexpr int LAY_THREADS = 128;
+constexpr int STORED_HEADS = 4;
 constexpr int VALUE_TOKENS = 32;
 constexpr int VALUE_THREADS = 128;
 constexpr int SENT_ROW = 136;
@@ -104,4 +106,4 @@ constexpr u32 X_UNITS[8] = {32, 32, 36, 48, 32, 32, 32, 32};
 constexpr u64 PATIENCE_NS = 2000000000ull;
 constexpr u32 NOBODY = 0xffffffffu;
 enum Chooses : u32 { CHOOSES_NOTHING = 0, CHOOSES_BEST = 1, CHOOSES_BY_DRAWS = 2 };
-enum OpKind : u32 { EMBED = 0, NORM_QKV = 1, ROPE_STORE = 2, ATTEND = 3, PROJ_ADD = 4, NORM_GATE_UP = 5, DOWN_ADD = 6, NORM_HEAD = 7 };
+enum OpKind : u32 { EMBED = 0, NORM_QKV = 1, ROPE_STORE = 2, ATTEND = 3, PROJ_ADD = 4, NORM_GATE_UP = 5, DOWN_ADD = 6, NORM_HEAD = 7, NORM_ROUTE = 8, EXPERT_GATE_UP = 9, EXPERT_DOWN_ADD = 10 };

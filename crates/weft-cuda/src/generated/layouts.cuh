@@ -182,13 +182,20 @@ static_assert(OFFSET_OF(PlainBuffers, qkv) == 8 && sizeof(PlainBuffers::qkv) == 
 static_assert(OFFSET_OF(PlainBuffers, a) == 40 && sizeof(PlainBuffers::a) == 8, "PlainBuffers::a");
 static_assert(OFFSET_OF(PlainBuffers, h) == 48 && sizeof(PlainBuffers::h) == 8, "PlainBuffers::h");
 
+// The host's `ExpertAddresses`.
+static_assert(sizeof(ExpertAddresses) == 32, "ExpertAddresses");
+static_assert(OFFSET_OF(ExpertAddresses, routers) == 0 && sizeof(ExpertAddresses::routers) == 8, "ExpertAddresses::routers");
+static_assert(OFFSET_OF(ExpertAddresses, logits) == 8 && sizeof(ExpertAddresses::logits) == 8, "ExpertAddresses::logits");
+static_assert(OFFSET_OF(ExpertAddresses, routes) == 16 && sizeof(ExpertAddresses::routes) == 8, "ExpertAddresses::routes");
+static_assert(OFFSET_OF(ExpertAddresses, h) == 24 && sizeof(ExpertAddresses::h) == 8, "ExpertAddresses::h");
+
 // The host's `Mailbox`.
 static_assert(sizeof(Mailbox) == 8, "Mailbox");
 static_assert(OFFSET_OF(Mailbox, stop) == 0 && sizeof(Mailbox::stop) == 4, "Mailbox::stop");
 static_assert(OFFSET_OF(Mailbox, fault) == 4 && sizeof(Mailbox::fault) == 4, "Mailbox::fault");
 
 // The host's `Arguments`.
-static_assert(sizeof(Launch) == 432, "Launch");
+static_assert(sizeof(Launch) == 464, "Launch");
 static_assert(OFFSET_OF(Launch, step) == 0 && sizeof(Launch::step) == 64, "Launch::step");
 static_assert(OFFSET_OF(Launch, layers) == 64 && sizeof(Launch::layers) == 8, "Launch::layers");
 static_assert(OFFSET_OF(Launch, ops) == 72 && sizeof(Launch::ops) == 8, "Launch::ops");
@@ -219,3 +226,4 @@ static_assert(OFFSET_OF(Launch, number) == 416 && sizeof(Launch::number) == 4, "
 static_assert(OFFSET_OF(Launch, withheld) == 420 && sizeof(Launch::withheld) == 4, "Launch::withheld");
 static_assert(OFFSET_OF(Launch, n_stages) == 424 && sizeof(Launch::n_stages) == 4, "Launch::n_stages");
 static_assert(OFFSET_OF(Launch, chooses) == 428 && sizeof(Launch::chooses) == 4, "Launch::chooses");
+static_assert(OFFSET_OF(Launch, experts) == 432 && sizeof(Launch::experts) == 32, "Launch::experts");

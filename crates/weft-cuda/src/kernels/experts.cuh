@@ -11,7 +11,7 @@
 #include "ops/norm_gate_up.cuh"
 
 // A kernel of experts lets the next one start only when routes can be read, so that it may read
-// them before it waits.
+// them before it waits. So does the router's with the row that both of them normalise.
 __device__ __forceinline__ void wait_for_routes() {
     wait_for_previous();
     let_next_start();
@@ -68,12 +68,18 @@ __device__ __forceinline__ void multiply_expert_gate_up(const Step &step, const 
     __shared__ Distinct used;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     ring_make(ring);
-    wait_for_routes();
     const u32 tokens = n_tokens(step);
     const Rows<1> rows(x, HIDDEN_STRIDE, tokens, [](u32 token) { return token; }, lane);
-    // The input is on its way while routes are chosen.
+    // The input is normalised while the router computes.
     uint4 held[1][M::UNITS];
-    if (warp < WARPS) rows.load(held, warp * M::UNITS);
+    if (warp < WARPS) {
+        rows.load(held, warp * M::UNITS);
+        const uint4 *own_norm = norm + warp * M::UNITS * 4 + lane % 4;
+        const float scale = norm_scale<M::UNITS, HIDDEN>(held[0], squares, warp, lane);
+#pragma unroll
+        for (int i = 0; i < M::UNITS; ++i) held[0][i] = normalise(held[0][i], own_norm[i * 4], scale);
+    }
+    wait_for_routes();
     find_distinct(used, routes, tokens);
     const u32 n_groups = used.n * GROUPS;
     const Groups own{(int)((u64)n_groups * blockIdx.x / gridDim.x), (int)((u64)n_groups * (blockIdx.x + 1) / gridDim.x)};
@@ -81,10 +87,6 @@ __device__ __forceinline__ void multiply_expert_gate_up(const Step &step, const 
         return stream_experts<M>(ring, stages, weights, own.first, own.end, [&](int i, int &expert, int &group) {
             expert = used.experts[i / GROUPS], group = i % GROUPS;
         }, lane);
-    const uint4 *own_norm = norm + warp * M::UNITS * 4 + lane % 4;
-    const float scale = norm_scale<M::UNITS, HIDDEN>(held[0], squares, warp, lane);
-#pragma unroll
-    for (int i = 0; i < M::UNITS; ++i) held[0][i] = normalise(held[0][i], own_norm[i * 4], scale);
     auto store = [&](int set, int, bool, u32 token, u32 row, const float (&sums)[2]) {
         const int i = set / GROUPS;
         const u32 r = set % GROUPS * 8 + row;

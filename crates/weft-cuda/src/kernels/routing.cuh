@@ -10,23 +10,20 @@
 constexpr int LANE_EXPERTS = (EXPERTS + 31) / 32;
 
 // A logit as an integer that rises with it, never 0. NaN is the lowest; both zeros are equal.
-__device__ __forceinline__ u32 logit_key(float logit) {
+__device__ __forceinline__ u32 route_key(float logit) {
     const float value = logit != logit ? NEVER : logit + 0.0f;
     const u32 bits = __float_as_uint(value);
     return bits >> 31 ? ~bits : bits | 0x80000000u;
 }
-__device__ __forceinline__ float logit_of(u32 key) { return __uint_as_float(key >> 31 ? key ^ 0x80000000u : ~key); }
+__device__ __forceinline__ float route_logit(u32 key) { return __uint_as_float(key >> 31 ? key ^ 0x80000000u : ~key); }
 
 // The routes of a token from its logits, by one warp: to[N_CHOSEN] in shared memory, in the order of
-// experts. Ties go to the lower index.
-__device__ __forceinline__ void choose_routes(const float *logits, Route *to, int lane) {
+// experts. Ties go to the lower index. `logit(j)` is that of this lane's j-th expert, if it has one.
+template <class Logit> __device__ __forceinline__ void choose_routes(Logit logit, Route *to, int lane) {
     u32 keys[LANE_EXPERTS], chosen = 0, most = 0;
     float all = 0.0f;
 #pragma unroll
-    for (int j = 0; j < LANE_EXPERTS; ++j) {
-        const int expert = j * 32 + lane;
-        keys[j] = expert < EXPERTS ? logit_key(load_fresh(logits + expert)) : 0;
-    }
+    for (int j = 0; j < LANE_EXPERTS; ++j) keys[j] = j * 32 + lane < EXPERTS ? route_key(logit(j)) : 0;
 #pragma unroll 1
     for (int i = 0; i < N_CHOSEN; ++i) {
         u32 best = 0, own = ~0u;
@@ -40,12 +37,12 @@ __device__ __forceinline__ void choose_routes(const float *logits, Route *to, in
         const u32 first = __reduce_min_sync(FULL, best == best_of_all ? own : ~0u);
         if (own == first) chosen |= 1u << first / 32;
     }
-    const float highest = logit_of(most);
+    const float highest = route_logit(most);
     float weights[LANE_EXPERTS];
 #pragma unroll
     for (int j = 0; j < LANE_EXPERTS; ++j) {
         const bool counts = NORMALISED ? chosen >> j & 1 : j * 32 + lane < EXPERTS;
-        weights[j] = expf(logit_of(keys[j]) - highest);
+        weights[j] = expf(route_logit(keys[j]) - highest);
         if (counts) all += weights[j];
     }
 #pragma unroll
@@ -58,6 +55,9 @@ __device__ __forceinline__ void choose_routes(const float *logits, Route *to, in
         before += __popc(lanes);
     }
     __syncwarp();
+}
+__device__ __forceinline__ void choose_routes(const float *logits, Route *to, int lane) {
+    choose_routes([&](int j) { return load_fresh(logits + j * 32 + lane); }, to, lane);
 }
 
 // The routes of a token, by one warp, to shared memory.
@@ -88,19 +88,21 @@ struct Distinct {
     __device__ __forceinline__ int row(int i, u32 token) const { return first_row[i] + __popc(tokens[i] & ((1u << token) - 1)); }
 };
 
-// Called by all RING_THREADS threads of a block.
-__device__ __forceinline__ void find_distinct(Distinct &to, const RouteSource &from, u32 n_tokens) {
-    static_assert(MOST_ROWS <= RING_THREADS, "a thread for each route");
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, thread = threadIdx.x;
-    for (int i = thread; i < LANE_EXPERTS; i += RING_THREADS) to.words[i] = 0;
-    for (int i = thread; i < MOST_DISTINCT; i += RING_THREADS) to.tokens[i] = 0;
-    if (warp < n_tokens && warp < FEW) routes_of(from, warp, to.routes[warp], lane);
-    __syncthreads();
+// Called by the first THREADS threads of a block, which `meet()` joins. `choose(token, routes)` is
+// called by a whole warp.
+template <int THREADS, class Choose, class Meet>
+__device__ __forceinline__ void find_distinct(Distinct &to, u32 n_tokens, int thread, Choose choose, Meet meet) {
+    static_assert(MOST_ROWS <= THREADS, "a thread for each route");
+    const int warp = thread / 32, lane = thread % 32;
+    for (int i = thread; i < LANE_EXPERTS; i += THREADS) to.words[i] = 0;
+    for (int i = thread; i < MOST_DISTINCT; i += THREADS) to.tokens[i] = 0;
+    if (warp < n_tokens && warp < FEW) choose(warp, to.routes[warp]);
+    meet();
     const u32 token = thread / N_CHOSEN, route = thread % N_CHOSEN;
     const bool is_one = token < n_tokens && token < FEW;
     const u32 expert = is_one ? to.routes[token][route].expert : 0;
     if (is_one) atomicOr(&to.words[expert / 32], 1u << expert % 32);
-    __syncthreads();
+    meet();
     int own = __popc(to.words[expert / 32] & ((1u << expert % 32) - 1));
     for (u32 i = 0; i < expert / 32; ++i) own += __popc(to.words[i]);
     if (is_one) {
@@ -112,7 +114,7 @@ __device__ __forceinline__ void find_distinct(Distinct &to, const RouteSource &f
         for (int i = 0; i < LANE_EXPERTS; ++i) n += __popc(to.words[i]);
         to.n = n;
     }
-    __syncthreads();
+    meet();
     if (warp == 0) {
         int before = 0;
         for (int first = 0; first < (int)to.n; first += 32) {
@@ -127,7 +129,13 @@ __device__ __forceinline__ void find_distinct(Distinct &to, const RouteSource &f
         }
         if (lane == 0) to.first_row[to.n] = before;
     }
-    __syncthreads();
+    meet();
     if (is_one) to.sources[to.row(own, token)] = token * N_CHOSEN + route;
-    __syncthreads();
+    meet();
+}
+// By all RING_THREADS threads of a block.
+__device__ __forceinline__ void find_distinct(Distinct &to, const RouteSource &from, u32 n_tokens) {
+    const int lane = threadIdx.x % 32;
+    find_distinct<RING_THREADS>(to, n_tokens, threadIdx.x, [&](u32 token, Route *routes) { routes_of(from, token, routes, lane); },
+                                [] { __syncthreads(); });
 }

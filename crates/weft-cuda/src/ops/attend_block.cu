@@ -118,7 +118,7 @@ attend_block(Step step, const float2 *rope, const u16 *q, const u16 *kv, Attende
         const int moved = (int)section.home - (int)section.position;
         if (moved != turned_by) {
             turned_by = moved;
-            turn_queries(queries, turned + warp * 16, warp * 16, step, tile, rope, q, kv_head, moved, lane);
+            turn_queries(queries, turned + warp * 16, warp * 16, positions, tile, rope, q, kv_head, moved, lane);
         }
         state.clear();
         const int begin = (int)section.position - section.first; // the position that row 0 would have

@@ -41,21 +41,43 @@ __device__ __forceinline__ void find_positions(int (&positions)[2], const Step &
     }
 }
 
-// A warp's 16 queries from row `first` on, rotated for a section that is `moved` from its home.
-__device__ __forceinline__ void turn_queries(Interleaved (&queries)[DIM_UNITS], u16 (*turned)[TURNED_STRIDE], int first, const Step &step,
+// Turns a warp's 16 queries, from row `first` of the tile on, for a section that is `moved` from its
+// home, and puts them: `put(query, dimension, value)`. A lane has the `positions` of queries lane / 4
+// and lane / 4 + 8. Four are asked for at once: each batch takes as long as a load from L2.
+template <class Put>
+__device__ __forceinline__ void turn_rows(int first, const int (&positions)[2], const QueryTile &tile, const float2 *rope, const u16 *q, int kv_head,
+                                          int moved, int lane, Put put) {
+    constexpr int AT_ONCE = 4;
+    const int n_rows = tile.n_tokens * GROUP;
+#pragma unroll 1
+    for (int from = 0; from < 16; from += AT_ONCE) {
+        Head heads[AT_ONCE];
+        Turn turns[AT_ONCE];
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; ++i) {
+            const int r = from + i, row = min(first + r, n_rows - 1);
+            heads[i] = load_head(q + (u64)(tile.first_token + row / GROUP) * Q_WIDTH + (kv_head * GROUP + row % GROUP) * HEAD_DIM, lane);
+            const int position = __shfl_sync(FULL, r < 8 ? positions[0] : positions[1], r % 8 * 4);
+            turns[i] = load_turn(rope, max(position + moved, 0), lane);
+        }
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; ++i) {
+            const int r = from + i;
+            const bool is_there = first + r < n_rows;
+            for (int d = lane; d < DIM; d += 32)
+                if (!is_there || d >= HEAD_DIM) put(r, d, 0);
+            rotate_head(heads[i], turns[i]);
+            if (is_there) each_dimension(heads[i], lane, [&](int d, u16 value) { put(r, d, value); });
+        }
+    }
+}
+
+// The same, as fragments of products.
+__device__ __forceinline__ void turn_queries(Interleaved (&queries)[DIM_UNITS], u16 (*turned)[TURNED_STRIDE], int first, const int (&positions)[2],
                                              const QueryTile &tile, const float2 *rope, const u16 *q, int kv_head, int moved, int lane) {
     const int c = lane % 4;
     __syncwarp();
-    for (int r = 0; r < 16; ++r) {
-        const u32 token = (first + r) / GROUP;
-        for (int d = lane; d < DIM; d += 32)
-            if (token >= tile.n_tokens || d >= HEAD_DIM) turned[r][d] = 0;
-        if (token >= tile.n_tokens) continue;
-        const u32 t = tile.first_token + token;
-        Head head = load_head(q + (u64)t * Q_WIDTH + (kv_head * GROUP + (first + r) % GROUP) * HEAD_DIM, lane);
-        rotate_head(head, load_turn(rope, max((int)step.positions[t] + moved, 0), lane));
-        each_dimension(head, lane, [&](int d, u16 value) { turned[r][d] = value; });
-    }
+    turn_rows(first, positions, tile, rope, q, kv_head, moved, lane, [&](int r, int d, u16 value) { turned[r][d] = value; });
     __syncwarp();
 #pragma unroll
     for (int unit = 0; unit < DIM_UNITS; ++unit)
@@ -165,12 +187,17 @@ __device__ __forceinline__ u16 *place_of(const Step &step, const Attended &to, u
 __device__ __forceinline__ void leave_part(const float (&acc)[DIM_TILES][4], const float (&m)[2], const float (&own_l)[2], const Step &step, const QueryTile &tile, u32 s, const int (&rows)[2],
                                            int kv_head, const Attended &to, int lane) {
     const int c = lane % 4;
+    u32 n_parts[2], first[2];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+        const u32 *own = step.partials + (tile.first_token + min((u32)rows[i] / GROUP, tile.n_tokens - 1)) * 4;
+        n_parts[i] = own[0], first[i] = own[1];
+    }
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
         const float l = quad_sum(own_l[i]);
-        const u32 token = tile.first_token + rows[i] / GROUP;
-        if (rows[i] / GROUP >= tile.n_tokens || s >= step.partials[token * 4]) continue;
-        const u64 at = (u64)(step.partials[token * 4 + 1] + s) * HEADS + kv_head * GROUP + rows[i] % GROUP;
+        if (rows[i] / GROUP >= tile.n_tokens || s >= n_parts[i]) continue;
+        const u64 at = (u64)(first[i] + s) * HEADS + kv_head * GROUP + rows[i] % GROUP;
 #pragma unroll
         for (int t = 0; t < DIM_TILES; ++t)
             *(float2 *)(to.sums + at * DIM + t * 8 + c * 2) = make_float2(acc[t][i * 2], acc[t][i * 2 + 1]);

@@ -7,24 +7,52 @@
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
-// A warp's 16 queries from row `first` of the tile on, rotated for a section that is `moved` from its
-// home, as products read them: rows of 64 dimensions, which lie as those of keys do.
-__device__ __forceinline__ void turn_queries_in_rows(u8 *queries, int first, const Step &step, const QueryTile &tile, const float2 *rope, const u16 *q,
-                                                     int kv_head, int moved, int lane) {
-    for (int r = 0; r < 16; ++r) {
-        const u32 row = first + r, token = row / GROUP;
-        u8 *to = queries + row / 64 * QUERY_BYTES + row % 64 * 128;
-        const auto put = [&](int d, u16 value) {
-            *(u16 *)(to + d / 64 * (64 * 128) + half_chunk(row, d / 32 % 2, d % 8 / 2) + d % 32 / 8 * 4 + d % 2 * 2) = value;
+// A warp's 16 queries from row `first` of the tile on, turned for a section that is `moved` from its
+// home, as products read them: rows of 64 dimensions, which lie as those of keys do. A chunk of them
+// has eight dimensions of 32, and a lane turns a chunk with that half a head later. A lane has the
+// `positions` of queries lane / 4 and lane / 4 + 8.
+constexpr bool TURNS_CHUNKS = HEAD_DIM == DIM && HALF_DIM % 32 == 0;
+constexpr int ROW_LANES = TURNS_CHUNKS ? HALF_DIM / 8 : 32, ROWS_AT_ONCE = 32 / ROW_LANES;
+__device__ __forceinline__ void turn_chunks(u8 *queries, int first, const int (&positions)[2], const QueryTile &tile, const float2 *rope, const u16 *q,
+                                            int kv_head, int moved, int lane) {
+    const int n_rows = tile.n_tokens * GROUP, c = lane % 4, block = lane % ROW_LANES / 4;
+#pragma unroll 1
+    for (int r = lane / ROW_LANES; r < 16; r += ROWS_AT_ONCE) {
+        const int row = first + r, there = min(row, n_rows - 1);
+        const int upper = __shfl_sync(FULL, positions[0], r % 8 * 4), lower = __shfl_sync(FULL, positions[1], r % 8 * 4);
+        const u64 position = max((r < 8 ? upper : lower) + moved, 0);
+        const u16 *head = q + (u64)(tile.first_token + there / GROUP) * Q_WIDTH + (kv_head * GROUP + there % GROUP) * HEAD_DIM + block * 32 + c * 2;
+        const float2 *turn = rope + position * HALF_DIM + block * 32 + c * 2;
+        // All is on its way before anything waits for it.
+        u32 words[4][2], firsts[4], seconds[4];
+        float4 by[4]; // cos and sin of two dimensions
+#pragma unroll
+        for (int k = 0; k < 4; ++k) {
+            words[k][0] = load_fresh((const u32 *)(head + k * 8)), words[k][1] = load_fresh((const u32 *)(head + k * 8 + HALF_DIM));
+            by[k] = *(const float4 *)(turn + k * 8);
+        }
+#pragma unroll
+        for (int k = 0; k < 4; ++k) {
+            const float a[2] = {low(words[k][0]), high(words[k][0])}, b[2] = {low(words[k][1]), high(words[k][1])};
+            firsts[k] = row < n_rows ? round_pair(a[0] * by[k].x - b[0] * by[k].y, a[1] * by[k].z - b[1] * by[k].w) : 0;
+            seconds[k] = row < n_rows ? round_pair(b[0] * by[k].x + a[0] * by[k].y, b[1] * by[k].z + a[1] * by[k].w) : 0;
+        }
+        const auto put = [&](int block, const u32 (&words)[4]) {
+            u8 *to = queries + row / 64 * QUERY_BYTES + row % 64 * 128 + block / 2 * (64 * 128);
+            *(uint4 *)(to + half_chunk(row, block % 2, c)) = make_uint4(words[0], words[1], words[2], words[3]);
         };
-        for (int d = lane; d < DIM; d += 32)
-            if (token >= tile.n_tokens || d >= HEAD_DIM) put(d, 0);
-        if (token >= tile.n_tokens) continue;
-        const u32 t = tile.first_token + token;
-        Head head = load_head(q + (u64)t * Q_WIDTH + (kv_head * GROUP + row % GROUP) * HEAD_DIM, lane);
-        rotate_head(head, load_turn(rope, max((int)step.positions[t] + moved, 0), lane));
-        each_dimension(head, lane, put);
+        put(block, firsts), put(block + HALF_DIM / 32, seconds);
     }
+}
+
+// The same, dimension by dimension, where chunks do not fit.
+__device__ __forceinline__ void turn_dimensions(u8 *queries, int first, const int (&positions)[2], const QueryTile &tile, const float2 *rope, const u16 *q,
+                                                int kv_head, int moved, int lane) {
+    turn_rows(first, positions, tile, rope, q, kv_head, moved, lane, [&](int r, int d, u16 value) {
+        const int row = first + r;
+        u8 *to = queries + row / 64 * QUERY_BYTES + row % 64 * 128;
+        *(u16 *)(to + d / 64 * (64 * 128) + half_chunk(row, d / 32 % 2, d % 8 / 2) + d % 32 / 8 * 4 + d % 2 * 2) = value;
+    });
 }
 
 // Which rows of a page one of a lane's queries sees: of each eighth the lane has two.
@@ -139,7 +167,8 @@ struct Attender {
     // All warps of the group turn their queries, which no product reads.
     __device__ __forceinline__ void turn(int moved, const float2 *rope, const u16 *q) const {
         meet_group(warp / 4);
-        turn_queries_in_rows(memory.queries, warp * 16, step, tile, rope, q, kv_head, moved, lane);
+        if (TURNS_CHUNKS) turn_chunks(memory.queries, warp * 16, positions, tile, rope, q, kv_head, moved, lane);
+        else turn_dimensions(memory.queries, warp * 16, positions, tile, rope, q, kv_head, moved, lane);
         before_copies();
         meet_group(warp / 4);
     }
@@ -286,8 +315,8 @@ struct Attender {
         hold(*(float (*)[DIM / 2])state.acc);
         settle<SQUARES>(state, last);
         if (SQUARES && has_cells) leave(state);
-        if (gridDim.y > 1) leave_part(state.acc, state.m, state.l, step, tile, end - 1, rows, kv_head, to, lane);
-        else fold_section(total, state.acc, state.m, state.l);
+        if (gridDim.y > 1) return leave_part(state.acc, state.m, state.l, step, tile, end - 1, rows, kv_head, to, lane);
+        fold_section(total, state.acc, state.m, state.l);
         meet(); // the other group's products have read all pages, too
         keep(total);
     }
@@ -329,6 +358,8 @@ __device__ __forceinline__ void attend_tile(const Step &step, const float2 *rope
     const int last_position = step.positions[tile.first_token + tile.n_tokens - 1];
     const u32 first = tile.n_sections * blockIdx.y / gridDim.y, end = tile.n_sections * (blockIdx.y + 1) / gridDim.y;
     if (first == end) return;
+    // A group without queries would only take time from the other.
+    const int n_attenders = gridDim.y > 1 && tile.n_tokens * GROUP <= 64 ? ATTENDERS / 2 : ATTENDERS;
     if (threadIdx.x == 0) {
         if constexpr (PAGES_LAID) barrier_init(at.partial(), COPY_ARRIVALS);
         else
@@ -336,7 +367,7 @@ __device__ __forceinline__ void attend_tile(const Step &step, const float2 *rope
         for (int i = 0; i < PAGE_STAGES; ++i) {
             const int arrivals = PAGES_LAID ? COPY_ARRIVALS : BRINGERS;
             barrier_init(&at.keys_full[i], arrivals), barrier_init(&at.values_full[i], arrivals);
-            barrier_init(&at.keys_empty[i], ATTENDERS), barrier_init(&at.values_empty[i], ATTENDERS);
+            barrier_init(&at.keys_empty[i], n_attenders), barrier_init(&at.values_empty[i], n_attenders);
         }
         barriers_made();
     }
@@ -347,6 +378,7 @@ __device__ __forceinline__ void attend_tile(const Step &step, const float2 *rope
         else if (warp == ATTENDERS) bring_laid(at, memory, PageWalk(sections, first, end, last_position), pages, kv_head, lane);
         return;
     }
+    if (warp >= n_attenders) return;
     take_registers<PAGES_LAID ? 232 : 224>();
     Attender own{step, tile, to, at, memory, sections, kv_head, warp, lane, last_position, {warp * 16 + lane / 4, warp * 16 + lane / 4 + 8}};
     find_positions(own.positions, step, tile, own.rows);

@@ -125,7 +125,9 @@ impl Pass<'_> {
     pub(crate) fn run(&self, ops: &[Op]) -> Result<(), (Op, CudaError)> {
         for (i, op) in ops.iter().enumerate() {
             let next = ops.get(i + 1);
+            let on_host = self.device.on_host.as_ref().filter(|_| op.is_of_experts());
             let launched = match *op {
+                _ if on_host.is_some() => on_host.map_or(Ok(()), |own| own.run(self, ops, i)),
                 Op::Embed => embed::launch(self),
                 Op::NormQkv { layer } => norm_qkv::launch(self, layer),
                 Op::RopeStore { layer } if self.runs_in_attend(layer, next) => Ok(()),

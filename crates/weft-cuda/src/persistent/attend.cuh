@@ -399,10 +399,10 @@ __device__ __forceinline__ void add_shares(Block &block, const SentParts &parts,
 }
 // Folds the parts of tokens that have several, and adds up their shares: tasks for blocks. Shares
 // are added from the last block on, because everybody waits for what is folded and nobody for them;
-// but only by blocks whose rows of `norm_gate_up` all others need, so that the next layer's parts
-// do not come before these are read.
+// but only by blocks whose rows of `norm_gate_up` all others need, or of `proj_add` where experts
+// follow, so that the next layer's parts do not come before these are read.
 __device__ __forceinline__ void fold_sections(Block &block) {
-    constexpr u32 ADDING = GateUpRows::GROUPS < N_BLOCKS ? GateUpRows::GROUPS : N_BLOCKS;
+    constexpr u32 OWNING = HAS_EXPERTS ? HiddenRows::GROUPS : GateUpRows::GROUPS, ADDING = OWNING < N_BLOCKS ? OWNING : N_BLOCKS;
     const u32 n_heads = block.n_tokens * HEADS, from_last = N_BLOCKS - 1 - blockIdx.x;
     const auto parts_of = [&](u32 head, u32 slice) { // head of all tokens
         return SentParts{block, block.shared.partials[head / HEADS][1], (int)(head % HEADS), (int)(slice * 32 + block.lane)};

@@ -36,8 +36,8 @@ pub(crate) fn is_compiled(config: &Config, shape: &Shape, launches: Launches) ->
 }
 
 fn refusal(config: &Config, shape: &Shape) -> Option<String> {
-    if config.experts.is_some() {
-        return Some("the model has experts, which only the graph computes".to_owned());
+    if shape.experts.as_ref().is_some_and(|own| own.on_host) {
+        return Some("the model's experts lie in main memory".to_owned());
     }
     let shared = SharedMemory::new(config, shape, shape.chip.shared_bytes);
     let too_few = shape.chip.n_sms < config.kv_heads;

@@ -6,6 +6,9 @@
 #include "persistent/next_token.cuh"
 #include "persistent/norm_product.cuh"
 #include "persistent/residual.cuh"
+#if HAS_EXPERTS
+#include "persistent/expert_down_add.cuh"
+#endif
 
 // ---- the two kinds of warps --------------------------------------------------------------------
 __device__ __forceinline__ void compute_op(Block &block, OpKind kind) {
@@ -15,6 +18,9 @@ __device__ __forceinline__ void compute_op(Block &block, OpKind kind) {
     case ATTEND: return compute_attend(block, kind == ROPE_STORE);
     case PROJ_ADD:
     case DOWN_ADD: return compute_add(block, kind);
+#if HAS_EXPERTS
+    case EXPERT_DOWN_ADD: return compute_expert_down(block);
+#endif
     default: return compute_norm_product(block, kind);
     }
 }
@@ -46,6 +52,19 @@ __device__ __forceinline__ bool load_product(Copier &copier, const BlockShared &
                                                            : load_norm(copier, copies, launch, layer, shared.own, kind, kind == NORM_HEAD ? MANY_IN_FLIGHT : few);
     return here && load_tiles(copier, copies);
 }
+#if HAS_EXPERTS
+// That of a router or of experts.
+__device__ __forceinline__ bool load_sparse(Copier &copier, const BlockShared &shared, const LayerAddresses &layer, const u8 *router, OpKind kind) {
+    const int few = few_in_flight(shared);
+    if (kind == NORM_ROUTE) return load_router(copier, shared, layer, router, few);
+    if (kind == EXPERT_GATE_UP) return load_experts(copier, shared, layer, few);
+    bool here = true;
+    with_expert_down(layer.variants.down, [&](auto matrix) INLINED {
+        here = load_expert_down<decltype(matrix)>(copier, shared.used, layer.down, shared.own.hidden);
+    });
+    return here;
+}
+#endif
 __device__ __forceinline__ bool load_op(Copier &copier, const BlockShared &shared, const Launch &launch, u32 op, u32 step,
                                           u32 &n_attended) {
     const LayerAddresses &layer = shared.layers[shared.ops[op] >> 8];
@@ -54,6 +73,11 @@ __device__ __forceinline__ bool load_op(Copier &copier, const BlockShared &share
     case EMBED: return true;
     case ROPE_STORE: if (op + 1 < launch.n_ops) return true; // fall through
     case ATTEND: return load_attend(copier, shared, launch, layer.kv, step, ++n_attended - LAYERS);
+#if HAS_EXPERTS
+    case NORM_ROUTE:
+    case EXPERT_GATE_UP:
+    case EXPERT_DOWN_ADD: return load_sparse(copier, shared, layer, shared.routers[shared.ops[op] >> 8], kind);
+#endif
     default:
         if (kind == NORM_QKV) fetch_norms(layer, copier.lane);
         return kind == NORM_HEAD && shared.n_outputs == 0 || load_product(copier, shared, launch, layer, kind);
@@ -67,7 +91,7 @@ __device__ __forceinline__ void load(BlockShared &shared, const Launch &launch, 
     bool here = true;
     for (u32 step = 0; step < launch.n_steps && here; ++step)
         for (u32 op = 0; op < launch.n_ops && here; ++op) {
-            if (op == PUBLISHING_OP && step > n_published) here = publish_shares(shared, launch, n_published++, lane);
+            if (publishes_shares(shared, op) && step > n_published) here = publish_shares(shared, launch, n_published++, lane);
             here = here && load_op(copier, shared, launch, op, step, n_attended);
         }
     copier.drain();
@@ -86,6 +110,9 @@ template <u32 TOKENS, bool DRAWS> __device__ __forceinline__ void decode_tokens(
     for (int i = threadIdx.x; i < LAYERS * (int)(sizeof(LayerAddresses) / 8); i += blockDim.x)
         ((u64 *)shared.layers)[i] = ((const u64 *)launch.layers)[i];
     for (int i = threadIdx.x; i < launch.n_ops; i += blockDim.x) shared.ops[i] = launch.ops[i];
+#if HAS_EXPERTS
+    for (int i = threadIdx.x; i < LAYERS; i += blockDim.x) shared.routers[i] = launch.experts.routers[i];
+#endif
     if (threadIdx.x < 8) {
         shared.tokens[threadIdx.x] = threadIdx.x < tokens ? load_fresh(launch.step.tokens + threadIdx.x) : 0;
         shared.outputs[threadIdx.x] = threadIdx.x < outputs ? load_fresh(launch.step.outputs + threadIdx.x) : 0;
@@ -108,6 +135,9 @@ template <u32 TOKENS, bool DRAWS> __device__ __forceinline__ void decode_tokens(
         shared.own.fill();
         shared.n_outputs = outputs;
         shared.ring.left = shared.ring.attended = 0;
+#if HAS_EXPERTS
+        shared.ring.routed = 0;
+#endif
         shared.n_steps = shared.asked_to_stop = shared.stop = shared.gone = 0;
     }
     __syncthreads();

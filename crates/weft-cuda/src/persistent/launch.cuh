@@ -1,12 +1,16 @@
 // What the host hands to a launch of the persistent kernel, and what the parts of a block share.
 #pragma once
 
+#include "kernels/routes.cuh"
 #include "kernels/sampling.cuh"
 #include "kernels/section.cuh"
 #include "ops/norm_qkv.cuh"
 #include "persistent/hop.cuh"
 #include "persistent/product.cuh"
 #include "persistent/ring.cuh"
+#if HAS_EXPERTS
+#include "kernels/routing.cuh"
+#endif
 
 // Where a layer's weights and pages lie.
 struct LayerAddresses {
@@ -33,6 +37,15 @@ struct PlainBuffers {
     u16 *a, *h;
 };
 
+// What only models with experts have. The matrices of a sparse layer's experts are its `gate_up` and
+// `down`.
+struct ExpertAddresses {
+    const u8 *const *routers; // [LAYERS]
+    u64 *logits;              // words: [8 tokens][EXPERTS]: a router's f32
+    Route *routes;            // as `PlainBuffers`: [tokens][N_CHOSEN]
+    u16 *h;                   // the same: [tokens][N_CHOSEN][EXPERT_STRIDE]
+};
+
 struct Launch {
     Step step;
     const LayerAddresses *layers; // [LAYERS]
@@ -40,7 +53,7 @@ struct Launch {
     const u8 *embedding, *head;
     const uint4 *final_norm;
     const float2 *rope;
-    u64 *x, *qkv, *a, *h;         // words: [8 tokens][columns / 2]
+    u64 *x, *qkv, *a, *h;         // words: [8 tokens][columns / 2]; of experts h is [8 tokens][N_CHOSEN][columns / 2]
     u64 *part_sums;               // words: [partials][HEADS][DIM]
     u64 *part_weights;            // words: [partials][HEADS][2]: maximum, weight
     u64 *cells;                   // words: [cells][HEADS][2]: maximum, squares
@@ -58,12 +71,13 @@ struct Launch {
     u32 withheld;                 // an op whose results the first block keeps to itself, for tests
     u32 n_stages;                 // of the ring
     Chooses chooses;
+    ExpertAddresses experts;
 
     // Where a step's shares of attention are added up.
     __device__ __forceinline__ float *shares_of(u32 step) const { return step % 2 == 0 ? shares : other_shares; }
 };
 
-constexpr int MOST_OPS = 6 * LAYERS + 2;
+constexpr int MOST_OPS = (HAS_EXPERTS ? 7 : 6) * LAYERS + 2;
 static_assert(LAYERS <= 256, "an op has eight bits for its layer");
 constexpr int KEPT_ITEMS = 4;
 constexpr int QKV_WORDS = (QKV_ROWS + 1) / 2;
@@ -98,6 +112,10 @@ struct BlockShared {
     u32 asked_to_stop;                        // in the first block: the host wants no more tokens
     u32 stop, gone;                           // no token follows; a thread waits no more
     Scratch scratch;
+#if HAS_EXPERTS
+    Distinct used;                            // the experts of the layer that runs
+    const u8 *routers[LAYERS];
+#endif
 
     __device__ __forceinline__ OpKind kind(u32 op) const { return (OpKind)(ops[op] & 0xff); }
 };

@@ -19,8 +19,8 @@ const MOST_CELLS: usize = 2 * MOST_PARTIALS;
 /// All words of a launch.
 pub(crate) struct Words {
     /// x, qkv, a, h, sums and weights of parts, cells, candidates for the next token, who is done,
-    /// the next token.
-    memories: [Memory; 10],
+    /// the next token, logits of routers.
+    memories: [Memory; 11],
     /// Shares of attention of every second step; those of the others are where a graph leaves them.
     pub(crate) other_shares: Memory,
     pub(crate) most_partials: usize,
@@ -46,10 +46,13 @@ impl Words {
         let memory = |bytes| Memory::new(gpu, "the persistent kernel", bytes);
         let words =
             |i: usize| memory(Self::counts(config, shape.dim, limits, n_blocks)[i] * WORD_BYTES);
-        let [x, qkv, a, h, sums, weights, cells, candidates, done, chosen] =
+        let [x, qkv, a, h, sums, weights, cells, candidates, done, chosen, logits] =
             std::array::from_fn(words);
+        let [x, qkv, a, h, sums, weights] = [x?, qkv?, a?, h?, sums?, weights?];
+        let [cells, candidates, done, chosen, logits] =
+            [cells?, candidates?, done?, chosen?, logits?];
         Ok(Self {
-            memories: [x?, qkv?, a?, h?, sums?, weights?, cells?, candidates?, done?, chosen?],
+            memories: [x, qkv, a, h, sums, weights, cells, candidates, done, chosen, logits],
             other_shares: memory(most_cells(limits) * config.heads * 4)?,
             most_partials: most_partials(limits),
             most_cells: most_cells(limits),
@@ -57,21 +60,25 @@ impl Words {
     }
 
     /// The number of words of each kind.
-    fn counts(config: &Config, dim: usize, limits: &Limits, n_blocks: usize) -> [usize; 10] {
+    fn counts(config: &Config, dim: usize, limits: &Limits, n_blocks: usize) -> [usize; 11] {
         // Two columns to a word.
         let rows = |columns: usize| FEW * columns.div_ceil(2);
         let parts = most_partials(limits) * config.heads;
+        let (n_experts, of_experts) = config.experts.as_ref().map_or((0, 0), |experts| {
+            (experts.count, experts.chosen * padded(experts.intermediate))
+        });
         [
             rows(padded(config.hidden)),
             rows((config.q_width() + 2 * config.kv_width()).next_multiple_of(2)),
             rows(padded(config.q_width())),
-            rows(padded(config.intermediate)),
+            rows(padded(config.dense_width()).max(of_experts)),
             parts * dim,
             parts * 2,
             most_cells(limits) * config.heads * 2,
             2 * FEW * n_blocks * 2,
             n_blocks,
             FEW,
+            FEW * n_experts,
         ]
     }
 
@@ -81,7 +88,7 @@ impl Words {
         words * WORD_BYTES + most_cells(limits) * config.heads * 4
     }
 
-    pub(crate) fn addresses(&self) -> [Address; 10] {
+    pub(crate) fn addresses(&self) -> [Address; 11] {
         self.memories.each_ref().map(Memory::address)
     }
 

@@ -75,6 +75,15 @@ struct PlainBuffers {
     h: Address,
 }
 
+/// What only models with experts have.
+#[repr(C)]
+struct ExpertAddresses {
+    routers: Address,
+    logits: Address,
+    routes: Address,
+    h: Address,
+}
+
 /// Words that the host and a running launch exchange.
 #[repr(C)]
 struct Mailbox {
@@ -115,23 +124,26 @@ struct Arguments {
     withheld: u32,
     n_stages: u32,
     chooses: u32,
+    experts: ExpertAddresses,
 }
 
 // SAFETY: `repr(C)`, with the fields of the kernels' `Launch`.
 unsafe impl Argument for Arguments {}
 
 /// Structs that kernels must lay out as here.
-pub(crate) fn layouts() -> [Layout; 4] {
+pub(crate) fn layouts() -> [Layout; 5] {
     [
         layout!(LayerAddresses as "LayerAddresses" {
             attention_norm, qkv, bias, q_norm, k_norm, o, mlp_norm, gate_up, down, kv, variants,
         }),
         layout!(PlainBuffers as "PlainBuffers" { x, qkv, a, h }),
+        layout!(ExpertAddresses as "ExpertAddresses" { routers, logits, routes, h }),
         layout!(Mailbox as "Mailbox" { stop, fault }),
         layout!(Arguments as "Launch" {
             step, layers, ops, embedding, head, final_norm, rope, x, qkv, a, h, part_sums,
             part_weights, cells, candidates, done, chosen, plain, logits, shares, other_shares,
             sampling, given_up, mailbox, n_ops, n_steps, number, withheld, n_stages, chooses,
+            experts,
         }),
     ]
 }
@@ -143,6 +155,7 @@ pub(crate) struct Persistent {
     n_blocks: usize,
     words: Words,
     layers: Memory,
+    routers: Memory,
     ops: Memory,
     given_up: Memory,
     mailboxes: Pinned,
@@ -228,16 +241,19 @@ impl Persistent {
                     gate_up: own.gate_up.address(),
                     down: own.down.address(),
                     kv: kv.layer(layer as u16),
-                    variants: shape.matrices.variants_of(layer),
+                    variants: shape.variants_of(layer),
                 }
             })
             .collect();
+        let routers: Vec<Address> =
+            weights.layers.iter().map(|layer| layer.router.address()).collect();
         let filled = |bytes: usize| Memory::new(gpu, "the persistent kernel", bytes);
         let persistent = Self {
             kernels: None,
             n_blocks: shape.chip.n_sms,
             words: Words::new(gpu, config, shape, limits, shape.chip.n_sms)?,
             layers: filled(size_of_val(layers.as_slice()))?,
+            routers: filled(size_of_val(routers.as_slice()))?,
             ops: filled(size_of_val(codes.as_slice()))?,
             given_up: filled(4)?,
             mailboxes: Pinned::new(gpu, 2 * size_of::<Mailbox>())?,
@@ -247,6 +263,7 @@ impl Persistent {
             last: LastLaunch::Ended,
         };
         persistent.layers.write(0, &layers)?;
+        persistent.routers.write(0, &routers)?;
         persistent.ops.write(0, &codes)?;
         persistent.given_up.write(0, &[NOBODY])?;
         Ok(persistent)
@@ -289,7 +306,7 @@ impl Persistent {
 
 /// Bytes that launches take on a GPU with the most multiprocessors that any has.
 pub(crate) fn bytes(config: &Config, limits: &Limits) -> usize {
-    let layers = config.layers * size_of::<LayerAddresses>();
+    let layers = config.layers * (size_of::<LayerAddresses>() + size_of::<Address>());
     Words::bytes(config, config.head_dim.next_multiple_of(32), limits, 256) + layers + (64 << 10)
 }
 
@@ -304,11 +321,14 @@ pub(crate) enum OpKind {
     NormGateUp,
     DownAdd,
     NormHead,
+    NormRoute,
+    ExpertGateUp,
+    ExpertDownAdd,
 }
 
 impl OpKind {
     /// The variants by the kernels' names.
-    pub(crate) const ALL: [(&str, Self); 8] = [
+    pub(crate) const ALL: [(&str, Self); 11] = [
         ("EMBED", Self::Embed),
         ("NORM_QKV", Self::NormQkv),
         ("ROPE_STORE", Self::RopeStore),
@@ -317,6 +337,9 @@ impl OpKind {
         ("NORM_GATE_UP", Self::NormGateUp),
         ("DOWN_ADD", Self::DownAdd),
         ("NORM_HEAD", Self::NormHead),
+        ("NORM_ROUTE", Self::NormRoute),
+        ("EXPERT_GATE_UP", Self::ExpertGateUp),
+        ("EXPERT_DOWN_ADD", Self::ExpertDownAdd),
     ];
 }
 
@@ -331,9 +354,9 @@ fn code(op: Op) -> u32 {
         Op::NormGateUp { .. } => OpKind::NormGateUp,
         Op::DownAdd { .. } => OpKind::DownAdd,
         Op::NormHead => OpKind::NormHead,
-        Op::NormRoute { .. } | Op::ExpertGateUp { .. } | Op::ExpertDownAdd { .. } => {
-            unreachable!("models with experts have no persistent kernel")
-        }
+        Op::NormRoute { .. } => OpKind::NormRoute,
+        Op::ExpertGateUp { .. } => OpKind::ExpertGateUp,
+        Op::ExpertDownAdd { .. } => OpKind::ExpertDownAdd,
     };
     kind as u32 | u32::from(op.layer().unwrap_or(0)) << 8
 }
@@ -348,8 +371,9 @@ pub(crate) fn launch(device: &mut CudaDevice, run: Run) -> Result<(), CudaError>
     let CudaDevice { weights, buffers, rope, few, gpu, sampling, .. } = &*device;
     let persistent = device.persistent.as_ref().expect("as above");
     let n_stages = persistent.n_stages(device.lists.counts.n_tokens);
-    let [x, qkv, a, h, part_sums, part_weights, cells, candidates, done, chosen] =
+    let [x, qkv, a, h, part_sums, part_weights, cells, candidates, done, chosen, route_logits] =
         persistent.words.addresses();
+    let of_experts = device.config.experts.as_ref().map(|_| buffers.experts());
     let arguments = Arguments {
         step: few.addresses(),
         layers: persistent.layers.address(),
@@ -391,6 +415,12 @@ pub(crate) fn launch(device: &mut CudaDevice, run: Run) -> Result<(), CudaError>
         withheld: persistent.withheld,
         n_stages: n_stages.expect("it takes the lists") as u32,
         chooses: run.chooses as u32,
+        experts: ExpertAddresses {
+            routers: persistent.routers.address(),
+            logits: route_logits,
+            routes: of_experts.map_or(Address::NULL, |experts| experts.routes_from(0)),
+            h: of_experts.map_or(Address::NULL, |experts| experts.h.address()),
+        },
     };
     let launch = Launch {
         grid: (persistent.n_blocks, 1),

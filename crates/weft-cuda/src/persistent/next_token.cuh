@@ -41,7 +41,13 @@ __device__ __forceinline__ bool await_done(Block &block, u32 number) {
 // comes, and those of the last step when the computing warps are done. The step after the next adds
 // up shares in the same place. It cannot begin before they are published: the publishing blocks own
 // rows of the op that follows.
-constexpr u32 PUBLISHING_OP = LAYERS > 1 ? 10 : 4; // of the plan: the second `proj_add`
+__device__ __forceinline__ bool publishes_shares(const BlockShared &shared, u32 op) {
+#if HAS_EXPERTS
+    return shared.ops[op] == (PROJ_ADD | (LAYERS > 1) << 8);
+#else
+    return op == (LAYERS > 1 ? 10 : 4); // of the plan: the second `proj_add`
+#endif
+}
 constexpr u32 PUBLISHING_BLOCKS = HiddenRows::GROUPS < N_BLOCKS ? HiddenRows::GROUPS : N_BLOCKS; // the last ones
 
 // Waits until all blocks are done with a step's head. False if the computing warps have left

@@ -1,5 +1,5 @@
-// The input of `norm_qkv`, `norm_gate_up` and `norm_head` in the persistent kernel: the norm of the
-// residual stream, which every block awaits and normalises for itself.
+// The input of `norm_qkv`, `norm_gate_up`, `norm_head`, and of routers and experts, in the persistent
+// kernel: the norm of the residual stream, which every block awaits and normalises for itself.
 #pragma once
 
 #include "kernels/norm.cuh"
@@ -17,8 +17,10 @@ struct NormInput {
     u32 weight[HIDDEN_UNITS]; // pairs
     bool awaited;
 
-    // The norm's weights come through the ring, before those of the product.
-    __device__ __forceinline__ NormInput(Block &block, OpKind kind, u32 n_rows) : block(block), kind(kind), n_rows(n_rows), awaited(false) {
+    // The norm's weights come through the ring, before those of the product; unless the norm stands in
+    // the stage already, because the op before had the same.
+    __device__ __forceinline__ NormInput(Block &block, OpKind kind, u32 n_rows, bool is_there = false) : block(block), kind(kind), n_rows(n_rows), awaited(is_there) {
+        if (is_there) return;
         const u32 *pairs = (const u32 *)block.stages.wait(0) + block.warp * HIDDEN_UNITS * 16 + block.lane % 16;
 #pragma unroll
         for (int i = 0; i < HIDDEN_UNITS; ++i) weight[i] = pairs[i * 16];
@@ -28,6 +30,13 @@ struct NormInput {
     // The i-th row, from a row on, that this half of a warp has.
     __device__ __forceinline__ u32 own_row(u32 first, int i) const { return min(first + block.lane / 16 + i * 2, n_rows - 1); }
     __device__ __forceinline__ u32 token_of(u32 row) const { return kind == NORM_HEAD && !block.fixed ? block.shared.outputs[row] : row; }
+    // How many ops ago the rows were made: the router is between them and its experts.
+    __device__ __forceinline__ u32 n_ops_ago() const {
+#if HAS_EXPERTS
+        if (kind == EXPERT_GATE_UP) return 2;
+#endif
+        return 1;
+    }
     __device__ __forceinline__ u32 own_word() const { return block.warp * HIDDEN_UNITS * 16 + block.lane % 16; }
 
     // This lane's pairs of a row of the embedding. That is no hop: every block reads it for itself.
@@ -38,7 +47,7 @@ struct NormInput {
     }
     // Those that other blocks make, from its first word on, and whether all are there.
     __device__ __forceinline__ bool ask_row(u32 (&pairs)[HIDDEN_UNITS], const u64 *words) const {
-        const u32 number = block.number_before(1);
+        const u32 number = block.number_before(n_ops_ago());
         bool all = true;
 #pragma unroll
         for (int i = 0; i < HIDDEN_UNITS; ++i) {

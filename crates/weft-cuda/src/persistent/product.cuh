@@ -32,9 +32,15 @@ template <class M> __device__ __forceinline__ TileRange own_range() {
 // Of every matrix, computed once: divisions take long.
 struct OwnTiles {
     TileRange hidden, qkv, gate_up, vocabulary;
+#if HAS_EXPERTS
+    TileRange router;
+#endif
     __device__ __forceinline__ void fill() {
         hidden = own_range<HiddenRows>(), qkv = own_range<QkvRows>();
         gate_up = own_range<GateUpRows>(), vocabulary = own_range<VocabularyRows>();
+#if HAS_EXPERTS
+        router = own_range<Rows8<EXPERTS, 2>>();
+#endif
     }
 };
 

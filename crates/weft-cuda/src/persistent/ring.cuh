@@ -10,15 +10,28 @@
 
 #include "kernels/attention_head.cuh"
 #include "persistent/hop.cuh"
+#if HAS_EXPERTS
+#include "generated/experts.cuh"
+#endif
 
 constexpr int FEW_IN_FLIGHT = HIDDEN_UNITS > TWO_BLOCKS_UNITS ? 3 : 2, PAGES_IN_FLIGHT = 3, MANY_IN_FLIGHT = 5;
 // Units, each of one token, that a warp's stage for inputs has room for (shared_memory.rs): a
 // norm's rows, a strip of coded tiles, a portion of eight tokens, and all that a warp has of up to
-// four where that is not long.
-constexpr u32 x_units(u32 n_tokens) {
+// four where that is not long; of experts, all inputs of one token, or one of each.
+constexpr u32 expert_units(u32 n_tokens) {
+#if HAS_EXPERTS
+    return (n_tokens == 1 ? N_CHOSEN : n_tokens) * EXPERT_UNITS;
+#else
+    return 0;
+#endif
+}
+constexpr u32 x_units_of_rows(u32 n_tokens) {
     const u32 portion = 8 * PORTION_UNITS, each = HIDDEN_UNITS > CODED_STRIP ? HIDDEN_UNITS : CODED_STRIP;
     const u32 rows = n_tokens * each, whole = n_tokens <= WHOLE_TOKENS ? n_tokens * LONGEST_STRIP : 0;
     return rows > whole ? rows > portion ? rows : portion : whole > portion ? whole : portion;
+}
+constexpr u32 x_units(u32 n_tokens) {
+    return x_units_of_rows(n_tokens) > expert_units(n_tokens) ? x_units_of_rows(n_tokens) : expert_units(n_tokens);
 }
 constexpr bool agrees_with_host() {
     for (u32 n = 1; n <= 8; ++n)
@@ -34,6 +47,9 @@ struct LongRing {
     u32 n_stages;
     volatile u32 left;     // the computing warps are done, whatever is still in the ring
     volatile u32 attended; // how many `attend` have stored their rows
+#if HAS_EXPERTS
+    volatile u32 routed;   // how many sparse layers' experts this block has chosen
+#endif
 };
 
 // A place in the ring, and which time round.
@@ -85,6 +101,9 @@ struct Copier {
     int lane;
     Place to, oldest;
     int on_their_way = 0, in_flight = FEW_IN_FLIGHT;
+#if HAS_EXPERTS
+    u32 n_routed = 0; // sparse layers that were loaded, but for the last one's weights
+#endif
 
     __device__ __forceinline__ void await_oldest() {
         barrier_wait(&ring.full[oldest.stage], oldest.parity);

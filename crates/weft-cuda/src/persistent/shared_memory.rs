@@ -28,6 +28,9 @@ pub(crate) struct SharedMemory {
     longest_strip: usize,
     /// The longest strip of coded tiles whose input is awaited part by part; none if there are none.
     coded_strip: usize,
+    /// Units of an expert's input in a warp, and experts of a token; none without experts.
+    expert_units: usize,
+    n_chosen: usize,
 }
 
 impl SharedMemory {
@@ -35,12 +38,18 @@ impl SharedMemory {
         let page_side_bytes = weft_core::kv::PAGE_ROWS * shape.dim * 2;
         let portion_bytes = WARPS * PORTION_UNITS * UNIT_BYTES;
         let coded = CodedStages::of(config, shape);
+        let (expert_units, n_chosen) = config
+            .experts
+            .as_ref()
+            .map_or((0, 0), |experts| (padded(experts.intermediate) / COLUMN_STEP, experts.chosen));
         Self {
             dynamic_bytes,
             stage_bytes: portion_bytes.max(page_side_bytes).max(coded.bytes),
             hidden_units: padded(config.hidden) / COLUMN_STEP,
             longest_strip: shape.chip.longest_strip(),
             coded_strip: coded.strip,
+            expert_units,
+            n_chosen,
         }
     }
 
@@ -70,11 +79,13 @@ impl SharedMemory {
 
     /// Units, each of one token, in a warp's stage for inputs. A norm needs a whole row before any
     /// of it can be multiplied. For other rows there is room for a portion of each of eight tokens,
-    /// for a strip of coded tiles, or for a warp's whole part of a few tokens.
+    /// for a strip of coded tiles, or for a warp's whole part of a few tokens; of experts, for the
+    /// inputs of all that a token uses, or for one input of each of several tokens.
     pub(crate) fn x_units(&self, n_tokens: usize) -> usize {
         let whole = if n_tokens <= WHOLE_TOKENS { n_tokens * self.longest_strip } else { 0 };
         let rows = self.hidden_units.max(self.coded_strip) * n_tokens;
-        rows.max(whole).max(PORTION_UNITS * 8)
+        let inputs = if n_tokens == 1 { self.n_chosen } else { n_tokens };
+        rows.max(whole).max(PORTION_UNITS * 8).max(inputs * self.expert_units)
     }
 
     /// Stages of the ring in steps of some tokens; none if they do not fit.
@@ -101,8 +112,13 @@ impl CodedStages {
         let normed = normed.map(|(forms, _)| (forms, config.hidden, false));
         let proj = proj.all.iter().map(|(forms, _)| (forms, config.q_width(), true));
         let down = down.all.iter().map(|(forms, _)| (forms, config.intermediate, true));
+        let experts = shape.experts.iter().flat_map(|own| {
+            let width = own.experts.intermediate;
+            let gate_up = own.gate_up.all.iter().map(|(forms, _)| (forms, config.hidden, false));
+            gate_up.chain(own.down.all.iter().map(move |(forms, _)| (forms, width, false)))
+        });
         let mut most = Self { bytes: 0, strip: 0 };
-        for (forms, columns, is_awaited) in normed.chain(proj).chain(down) {
+        for (forms, columns, is_awaited) in normed.chain(proj).chain(down).chain(experts) {
             let Some(unit_bytes) = forms.coded_bytes() else { continue };
             let eighth = padded(columns) / COLUMN_STEP;
             let strip = strip_units(eighth, shape.chip.longest_strip(), Some(unit_bytes));

@@ -13,6 +13,8 @@ pub(crate) struct SplitRule {
     pub(crate) kv_heads: usize,
     /// Blocks that the GPU runs at once.
     pub(crate) at_once: usize,
+    /// Blocks that sections are shared out over.
+    pub(crate) shared_over: usize,
     /// Parts that there is room for.
     pub(crate) most_partials: usize,
     /// Rows of a tile of queries; [`TILE_QUERIES`](super::TILE_QUERIES) if none are named.
@@ -32,11 +34,16 @@ impl SplitRule {
         limits: &Limits,
         tiles_to_lay: usize,
     ) -> Self {
-        // Two blocks share a multiprocessor, unless two warpgroups of a block attend.
-        let at_once = shape.chip.n_sms * if shape.attends_tiled() { 1 } else { 2 };
+        // Two blocks share a multiprocessor, unless two warpgroups of a block attend. Then a block
+        // takes long to begin; otherwise twice as many blocks as run at once are faster, since those
+        // of short sections make room for others.
+        let n_sms = shape.chip.n_sms;
+        let (at_once, shared_over) =
+            if shape.attends_tiled() { (n_sms, n_sms) } else { (2 * n_sms, 4 * n_sms) };
         Self {
             kv_heads: config.kv_heads,
             at_once,
+            shared_over,
             most_partials: max_partials(limits),
             tile_queries: Some(shape.tile_queries()),
             tiles_to_lay,
@@ -49,8 +56,7 @@ impl SplitRule {
         if n_partials > self.most_partials || 2 * blocks > self.at_once {
             return 1;
         }
-        // Twice as many as run at once: blocks of short sections make room for others.
-        (2 * self.at_once / blocks.max(1)).clamp(1, n_sections.max(1))
+        (self.shared_over / blocks.max(1)).clamp(1, n_sections.max(1))
     }
 }
 

@@ -48,7 +48,7 @@ impl Machine {
         let store = Store::open(disk.path(), 10_000_000).unwrap();
         let remote = remote.map(Arc::new);
         let tier = remote.clone().map(|remote| remote as Arc<dyn RemoteTier>);
-        let tiers = Tiers { ram_bytes: 0, store: Some(store), remote: tier };
+        let tiers = Tiers { ram_bytes: 0, store: Some(store), remote: tier, ..Tiers::default() };
         let mut engine = Engine::with_tiers(&model, device, tiers);
         // Which is faster depends on the machine.
         engine.always_fetch(true);

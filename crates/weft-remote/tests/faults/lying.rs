@@ -231,7 +231,7 @@ fn what_a_later_version_wrote_is_neither_read_nor_replaced() {
     let wanted = header(&[1, 2, 3]);
     let remote = open_as(&store, Trust::Anyone, limits());
     store_rows(&remote, &wanted);
-    let (manifest, later) = forge_manifest(&store, "\"version\":1", "\"version\":2");
+    let (manifest, later) = forge_manifest(&store, "\"version\":1", "\"version\":3");
     let remote = open_as(&store, Trust::Anyone, limits());
     assert_eq!(fetch(&remote, &wanted), None);
     assert_eq!(reasons(&remote.stats()), [("version", 1)]);

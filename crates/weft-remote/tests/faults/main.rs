@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use faulty::Faulty;
 use weft_core::dtype::Dtype;
-use weft_core::store::{Header, KvKey, Rows, SigningKey};
+use weft_core::store::{Header, KvKey, RowForm, Rows, SigningKey};
 use weft_remote::{Limits, Remote, RemoteStats, Trust};
 
 /// Longer than any wait that must end by itself, on any machine.
@@ -35,6 +35,7 @@ fn header(tokens: &[u32]) -> Header {
     Header {
         fingerprint: "model on device".to_owned(),
         dtype: Dtype::Bf16,
+        form: RowForm::Full,
         layers: 3,
         kv_width: 64,
         reuse: "exact".to_owned(),
@@ -46,7 +47,7 @@ fn header(tokens: &[u32]) -> Header {
 }
 
 fn key(header: &Header) -> KvKey {
-    KvKey::of_rows(&header.parent, &header.tokens)
+    header.key()
 }
 
 fn rows(header: &Header) -> Arc<Rows> {

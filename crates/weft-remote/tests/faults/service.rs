@@ -6,7 +6,8 @@ use std::sync::atomic::Ordering;
 use std::sync::mpsc::TryRecvError;
 use std::time::Duration;
 
-use weft_core::store::{Header, KvKey, Rows};
+use weft_core::engine::{Fetched, RemoteTier};
+use weft_core::store::{Header, KvKey, RowForm, Rows};
 use weft_remote::{BreakerState, Limits, Trust};
 
 use super::faulty::{Faulty, denied, full, reset, server_error};
@@ -235,4 +236,92 @@ fn rows_that_do_not_fit_their_header_or_key_are_not_written() {
     assert_eq!(store.paths(), []);
     let stats = remote.stats();
     assert_eq!((stats.count_failed("form"), stats.count_failed("key")), (1, 1));
+}
+
+/// The only turn is held by a fetch that the store does not answer.
+#[test]
+fn a_fetch_that_nobody_wants_gives_its_turn_back() {
+    let store = Faulty::new();
+    let (first, second) = (header(&[1, 2]), header(&[3, 4]));
+    for header in [&first, &second] {
+        store_rows(&open(&store), header);
+    }
+    let remote = open_as(&store, Trust::Key(KEY), Limits { fetches_at_once: 1, ..limits() });
+    store.is_slow.store(true, Ordering::SeqCst);
+    let before = store.reads();
+    let (sender, answers) = std::sync::mpsc::channel();
+    let ask = |header: &Header| {
+        let sender = sender.clone();
+        let done = Box::new(move |fetched| sender.send(fetched).unwrap());
+        RemoteTier::fetch(&remote, &key(header), header, done).unwrap()
+    };
+    let interest = ask(&first);
+    while store.reads() == before {
+        std::thread::yield_now();
+    }
+    let _wanted = ask(&second);
+    drop(interest);
+    while remote.stats().misses == 0 {
+        std::thread::yield_now();
+    }
+    // The second one asks now, though the first one never got an answer.
+    while store.reads() == before + 1 {
+        std::thread::yield_now();
+    }
+    store.gate.add_permits(1000);
+    let Fetched::Rows { rows: found, .. } = answers.recv_timeout(LONG).unwrap() else {
+        panic!("no rows")
+    };
+    assert_eq!(found, *rows(&second));
+    let stats = remote.stats();
+    assert_eq!((stats.hits, reasons(&stats)), (1, vec![("unwanted", 1)]));
+    assert_eq!(stats.read_breaker, BreakerState::Closed);
+    assert!(remote.take_warnings().is_empty());
+}
+
+/// Numbers rather than any bytes, which 8 bits need.
+fn numbers(header: &Header) -> Arc<Rows> {
+    let n = header.full_bytes().unwrap() / 2;
+    let tensor = |from: usize| -> Vec<u8> {
+        let number = |i: usize| (((i * 37 + from) % 401) as f32 - 200.0) / 64.0;
+        let bytes = |i: usize| ((number(i).to_bits() >> 16) as u16).to_le_bytes();
+        (from..from + n).flat_map(bytes).collect()
+    };
+    Arc::new(Rows { k: tensor(0), v: tensor(7) })
+}
+
+fn coarse(tokens: &[u32]) -> Header {
+    Header { form: RowForm::Int8 { group: 16 }, reuse: "coarse".to_owned(), ..header(tokens) }
+}
+
+#[test]
+fn coarse_rows_travel_in_8_bits_under_their_own_name() {
+    let store = Faulty::new();
+    let (full, coarse) = (header(&[1, 2]), coarse(&[1, 2]));
+    let here = open(&store);
+    assert!(here.put(&key(&coarse), &coarse, numbers(&coarse)));
+    assert_eq!(here.flush(LONG), 0);
+    let there = open(&store);
+    assert_eq!(fetch(&there, &full), None, "whoever wants full rows does not find them");
+    let found = fetch(&there, &coarse).unwrap();
+    let stored = coarse.stored(&numbers(&coarse)).unwrap().unwrap();
+    assert_eq!(found, coarse.read_stored(stored.clone()).unwrap());
+    let bytes = there.stats().read_bytes;
+    assert_eq!(bytes, 2 * stored.k.len() as u64);
+    assert!(bytes < 2 * 6 * full.full_bytes().unwrap() as u64 / 10);
+    // They stay the same when they are written again.
+    assert!(there.put(&key(&coarse), &coarse, Arc::new(found)));
+    assert_eq!((there.flush(LONG), there.stats().present, store.paths().len()), (0, 1, 2));
+}
+
+#[test]
+fn rows_that_are_not_finite_are_not_written_in_8_bits() {
+    let store = Faulty::new();
+    let remote = open(&store);
+    let coarse = coarse(&[1, 2]);
+    let mut rows = Rows::clone(&numbers(&coarse));
+    rows.k[..2].copy_from_slice(&0x7fc0_u16.to_le_bytes());
+    assert!(remote.put(&key(&coarse), &coarse, Arc::new(rows)));
+    assert_eq!(remote.flush(LONG), 0);
+    assert_eq!((remote.stats().count_failed("form"), store.paths().len()), (1, 0));
 }

@@ -8,11 +8,12 @@ use axum::Json;
 use axum::response::{IntoResponse, Response};
 use weft_core::chunk::{Chunk, ChunkId, Composition, Reuse};
 use weft_core::engine::{Cancel, Request, RowGroup};
+use weft_core::reasoning::ReasoningStream;
 use weft_core::sampling::{Constraint, Sampling};
 
 use crate::api_error::ApiError;
 use crate::app::{App, off_thread};
-use crate::grammars::{self, Rule};
+use crate::grammars::{self, Both, Rule, StrictTools};
 use crate::http::Body;
 use crate::model_info::ModelInfo;
 use crate::registry::Lease;
@@ -106,6 +107,7 @@ async fn answer_by<W: ResponseWriter>(
     let (sends_progress, returns_ids) = (settings.sends_progress(), settings.returns_ids());
     let style = model.call_style;
     let (rule, rule_param) = (chat.rule(style), chat.rule_param());
+    let strict = chat.strict_tools(style);
     let (calls_once, thinking_tokens) = (chat.calls_once, chat.thinking_tokens);
     let form = || Arc::new(ToolForm::new(style, &chat.tools().0));
     let tools = match &rule {
@@ -115,9 +117,18 @@ async fn answer_by<W: ResponseWriter>(
     };
     let (prompt, prediction) = compose(app, &lease, body).await?;
     let prompt_end = prompt.end_text(&model.tokenizer);
-    let constraint = match compile_rule(&model, rule, rule_param).await? {
-        None => thinking_tokens.and_then(|n| model.thinking_limit(n, &prompt_end)),
-        rule => rule,
+    let constraint = match (rule, strict) {
+        (rule @ Some(_), _) => compile_rule(&model, rule, rule_param).await?,
+        (None, strict) => {
+            let in_thought = ReasoningStream::after(&prompt_end).is_open();
+            let strict = strict.map(|tools| Rule::Strict(StrictTools { in_thought, ..tools }));
+            let strict = compile_rule(&model, strict, "tools").await?;
+            let limit = thinking_tokens.and_then(|n| model.thinking_limit(n, &prompt_end));
+            match (limit, strict) {
+                (Some(limit), Some(strict)) => Some(Box::new(Both(limit, strict)) as _),
+                (limit, strict) => limit.or(strict),
+            }
+        }
     };
     let prompt_tokens = prompt.len();
     let writer = writer(Answering {
@@ -190,6 +201,7 @@ pub(crate) async fn compose(
     let reuse = app.options.reuse;
     let compose = move || {
         let prompt = request.compose(&model, &chunks, reuse)?;
+        request.settings.check_entries(prompt.len(), None)?;
         Ok((prompt, request.settings.prediction(&model)?))
     };
     off_thread(bytes, compose).await

@@ -6,9 +6,11 @@
 //! bounds how many rules are compiled at once.
 
 mod bounds;
+mod calls;
 mod dialect;
 mod gbnf;
 mod refusals;
+mod strict;
 mod thinking;
 mod turns;
 
@@ -25,6 +27,7 @@ use weft_core::tokenizer::Tokenizer;
 use crate::api_error::ApiError;
 use crate::responses::CallStyle;
 
+pub(crate) use self::strict::{Both, StrictTools};
 pub(crate) use self::thinking::ThinkingLimit;
 pub(crate) use self::turns::{Turns, compile};
 
@@ -52,6 +55,8 @@ pub(crate) enum Rule {
     Grammar(String),
     /// A call of one of these tools, in this style.
     Call(Vec<Value>, CallStyle),
+    /// Any text in which calls of strict tools fit their schemas.
+    Strict(StrictTools),
 }
 
 impl Rule {
@@ -64,6 +69,7 @@ impl Rule {
             // It is checked while it is read.
             Self::Grammar(_) => Ok(()),
             Self::Call(tools, _) => bounds::check_sizes(tools),
+            Self::Strict(tools) => bounds::check_sizes(tools.strict()),
         };
         checked.map_err(ApiError::invalid)
     }
@@ -80,13 +86,7 @@ impl Rule {
             }
             Self::Grammar(grammar) => TopLevelGrammar::from_lark(gbnf::to_lark(grammar)?),
             Self::Call(tools, style) => {
-                let arguments = match style {
-                    CallStyle::Bare => "parameters",
-                    CallStyle::Hermes | CallStyle::Tags => "arguments",
-                };
-                let call = |(index, tool)| call_schema(index, tool, arguments);
-                let calls: Vec<Value> = tools.iter().enumerate().map(call).collect();
-                let schema = checked_schema(&json!({"anyOf": calls}))?;
+                let schema = calls::schema(tools, *style)?;
                 TopLevelGrammar::from_lark(match style {
                     CallStyle::Bare => format!("start: %json {schema}"),
                     // Models that write tags read JSON between the same tags too.
@@ -96,6 +96,7 @@ impl Rule {
                     ),
                 })
             }
+            Self::Strict(_) => return Err("each opening of a call has its grammar".to_owned()),
         })
     }
 }
@@ -121,44 +122,6 @@ fn with_form(mut schema: Value) -> Value {
         schema.insert("x-guidance".to_owned(), form);
     }
     schema
-}
-
-/// The schema of a call of tool number `index`. `arguments` is the field of its arguments.
-fn call_schema(index: usize, tool: &Value, arguments: &str) -> Value {
-    let name = tool.pointer("/function/name").unwrap_or(&Value::Null);
-    let parameters = tool.pointer("/function/parameters").filter(|schema| schema.is_object());
-    let mut parameters = parameters.cloned().unwrap_or(json!({"properties": {}, "type": "object"}));
-    // Arguments are an object, also if the schema leaves that open. Schemas that are made of others
-    // stay as they are: what stands beside those must hold too.
-    let decided = ["type", "$ref", "anyOf", "oneOf", "allOf", "enum", "const"];
-    if decided.iter().all(|key| parameters.get(key).is_none()) {
-        parameters["type"] = "object".into();
-    }
-    move_references(&mut parameters, &format!("#/anyOf/{index}/properties/{arguments}"));
-    json!({
-        "type": "object",
-        "properties": {"name": {"const": name}, arguments: parameters},
-        "required": ["name", arguments],
-        "additionalProperties": false,
-    })
-}
-
-/// Rewrites references to the root of a schema so that they point to where that root is now.
-fn move_references(schema: &mut Value, root: &str) {
-    match schema {
-        Value::Array(items) => items.iter_mut().for_each(|item| move_references(item, root)),
-        Value::Object(fields) => {
-            for (key, value) in fields {
-                match value {
-                    Value::String(path) if key == "$ref" && path.starts_with('#') => {
-                        path.replace_range(..1, root);
-                    }
-                    value => move_references(value, root),
-                }
-            }
-        }
-        _ => {}
-    }
 }
 
 /// The vocabulary, ready for rules.
@@ -197,16 +160,20 @@ impl Grammars {
         rule: &Rule,
         param: &'static str,
     ) -> Result<Box<dyn Constraint>, ApiError> {
-        let parser = self.parser(rule).map_err(|error| error.param(param))?;
+        let parser = rule.check().and_then(|()| self.parser(|| rule.grammar()));
+        let parser = parser.map_err(|error| error.param(param))?;
         Ok(Box::new(Follower { matcher: Matcher::new(Ok(parser)), param, past_end: 0 }))
     }
 
-    fn parser(&self, rule: &Rule) -> Result<TokenParser, ApiError> {
-        rule.check()?;
+    /// The parser of a grammar, which is written on a thread that has stack enough, too.
+    fn parser(
+        &self,
+        grammar: impl FnOnce() -> Result<TopLevelGrammar, String> + Send,
+    ) -> Result<TokenParser, ApiError> {
         let thread = std::thread::Builder::new().name("grammar".into()).stack_size(STACK_BYTES);
         std::thread::scope(|scope| {
             let compiling = thread.spawn_scoped(scope, move || {
-                let grammar = rule.grammar().map_err(ApiError::invalid)?;
+                let grammar = grammar().map_err(ApiError::invalid)?;
                 // What a parser was made from goes deep too, and is gone when this returns.
                 let parser = self.0.create_parser(grammar).map_err(|error| format!("{error:#}"));
                 parser.map_err(|error| ApiError::invalid(refusals::in_plain_words(&error)))

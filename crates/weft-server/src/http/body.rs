@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use axum::body;
 use axum::extract::{FromRequest, Request};
-use axum::http::header::{CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE};
+use axum::http::header::{CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, ORIGIN};
 use axum::http::{HeaderMap, StatusCode};
 use http_body_util::{BodyExt, Limited};
 use serde_json::Value;
@@ -108,8 +108,12 @@ impl<T: FromJson> FromRequest<Arc<App>> for Body<T> {
     }
 }
 
-/// Accepts only JSON: browsers let any page send other types without a preflight request.
+/// Accepts only JSON: browsers let any page send other types without a preflight request. Programs,
+/// which send no `Origin`, may leave the type out, as some clients of Ollama do.
 fn check_type(headers: &HeaderMap) -> Result<(), ApiError> {
+    if !headers.contains_key(CONTENT_TYPE) && !headers.contains_key(ORIGIN) {
+        return Ok(());
+    }
     let given = headers.get(CONTENT_TYPE).and_then(|value| value.to_str().ok());
     let essence = given.unwrap_or_default().split(';').next().unwrap_or_default().trim();
     if essence.eq_ignore_ascii_case("application/json") {

@@ -100,9 +100,9 @@ impl Lease {
         Ok(self.worker.submit(jobs).await?.hold(self.clone()))
     }
 
-    /// Queues a job of a request that others were queued for before.
-    pub(crate) async fn submit_next(&self, job: Job) -> Result<JobHandle, ApiError> {
-        Ok(self.worker.submit_next(job).await?.hold(self.clone()))
+    /// Queues jobs of a request that others were queued for before.
+    pub(crate) async fn submit_next(&self, jobs: Vec<Job>) -> Result<JobHandle, ApiError> {
+        Ok(self.worker.submit_next(jobs).await?.hold(self.clone()))
     }
 
     /// Calls a function on the engine between two steps. It must be quick: all lanes wait.

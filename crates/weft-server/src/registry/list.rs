@@ -52,7 +52,7 @@ impl Listed {
             Stage::Unloaded => Status::Unloaded,
             Stage::Unloading(_) => Status::Unloading,
             Stage::Loaded(served) => {
-                need = served.need.get().copied();
+                need = served.need.get();
                 let used =
                     || if slot.users > 0 { Duration::ZERO } else { slot.last_used.elapsed() };
                 stays = keep.map(|keep| keep.saturating_sub(used()));

@@ -28,6 +28,7 @@ use crate::worker::{Limits, LoadEngine, Phase, Worker};
 
 pub(crate) use self::lease::{Found, Lease};
 pub(crate) use self::list::{Listed, Status};
+use self::room::Planned;
 pub(crate) use self::source::OneModel;
 pub use self::source::{About, LoadFailure, MemoryNeed, ModelName, ModelSource, OpenModel};
 
@@ -85,7 +86,7 @@ pub(crate) struct Served {
     pub(crate) worker: Worker,
     thread: Mutex<Option<JoinHandle<()>>>,
     /// The memory that was planned for it; none before its turn to load.
-    need: Arc<OnceLock<MemoryNeed>>,
+    need: Arc<Planned>,
     /// Whether the load ends before it began, because nobody waits for it any more.
     is_unwanted: AtomicBool,
     pub(crate) chunk_lock: ChunkLock,
@@ -182,7 +183,7 @@ impl Registry {
 
     /// Starts the thread that loads a model.
     fn start(self: &Arc<Self>, entry: &Arc<Entry>) -> Result<Arc<Served>, ApiError> {
-        let need = Arc::new(OnceLock::new());
+        let need = Arc::<Planned>::default();
         let load = self.load(entry, &need);
         let (limits, metrics) = (self.settings.limits, Arc::clone(&entry.metrics));
         entry.progress.reset();
@@ -238,7 +239,8 @@ impl Registry {
     /// Takes this load of a model out of use; `end` must follow.
     fn take(&self, entry: &Arc<Entry>, served: &Weak<Served>) -> Option<Arc<Served>> {
         let mut slots = self.slots();
-        let slot = Self::slot(&mut slots, entry);
+        // One that was forgotten stays so.
+        let slot = slots.iter_mut().find(|slot| slot.entry.name.id == entry.name.id)?;
         let now = match &slot.stage {
             Stage::Loaded(served) => served,
             Stage::Unloading(served) if served.is_unwanted.load(Ordering::Relaxed) => served,
@@ -250,18 +252,20 @@ impl Registry {
     }
 
     /// What the engine's thread does first: it opens the model, makes room for it and loads it.
-    /// After a fault of the engine it loads the model into the room that it had.
-    fn load(self: &Arc<Self>, entry: &Arc<Entry>, need: &Arc<OnceLock<MemoryNeed>>) -> LoadEngine {
+    /// After a fault of the engine it does all of this again: its memory is free, and others that
+    /// wait for their turn may take it.
+    fn load(self: &Arc<Self>, entry: &Arc<Entry>, need: &Arc<Planned>) -> LoadEngine {
         let (registry, entry, need) = (Arc::clone(self), Arc::clone(entry), Arc::clone(need));
         Box::new(move || {
             let open = registry.source.open(&entry.name, &entry.progress)?;
             let _ = entry.about.set(open.about());
-            if need.get().is_some() {
-                return open.load();
+            if need.set(None).is_some() {
+                // Who waits for this model to become idle need not any more.
+                registry.notify();
             }
             let turn = registry.loading.lock().unwrap_or_else(PoisonError::into_inner);
             let planned = registry.make_room(&entry, &*open)?;
-            let _ = need.set(planned);
+            need.set(Some(planned));
             let loaded = open.load();
             drop(turn);
             loaded

@@ -2,13 +2,29 @@
 //! been used for the longest time until it fits.
 
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use super::source::LoadFailure;
 use super::{Entry, MemoryNeed, OpenModel, Registry, Served, Slot, Stage};
 
+/// The memory that was planned for a model; none before its turn to load, and while it is loaded
+/// again after a fault.
+#[derive(Default)]
+pub(super) struct Planned(Mutex<Option<MemoryNeed>>);
+
+impl Planned {
+    pub(super) fn get(&self) -> Option<MemoryNeed> {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Replaces it; returns what was planned before.
+    pub(super) fn set(&self, need: Option<MemoryNeed>) -> Option<MemoryNeed> {
+        std::mem::replace(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner), need)
+    }
+}
+
 /// A model that has memory, and how much.
-fn loaded(slot: &Slot) -> Option<(&Arc<Served>, &MemoryNeed)> {
+fn loaded(slot: &Slot) -> Option<(&Arc<Served>, MemoryNeed)> {
     let Stage::Loaded(served) = &slot.stage else { return None };
     Some((served, served.need.get()?))
 }

@@ -1,6 +1,7 @@
 //! The registry on models that compute nothing, loaded when the test says so.
 
 use std::collections::{BTreeSet, HashMap};
+use std::sync::atomic::AtomicUsize;
 
 use futures_util::poll;
 use weft_testing::stub::{self, Control};
@@ -27,6 +28,8 @@ struct Machine {
     /// Models that do not load now.
     blocked: Mutex<BTreeSet<String>>,
     changed: Condvar,
+    /// The most models that were loaded at a time.
+    most: AtomicUsize,
 }
 
 impl Machine {
@@ -37,6 +40,7 @@ impl Machine {
             loads: Mutex::default(),
             blocked: Mutex::default(),
             changed: Condvar::new(),
+            most: AtomicUsize::new(0),
         })
     }
 
@@ -102,6 +106,7 @@ impl OpenModel for Fake {
         }
         let model = stub::model();
         let engine = stub::engine(&model, "a", &self.machine.control(&self.name));
+        self.machine.most.fetch_max(self.machine.alive().len(), Ordering::Relaxed);
         Ok(Loaded::new(&self.name, model, engine))
     }
 }
@@ -390,4 +395,59 @@ async fn not_too_many_models_load_at_once() {
     for one in waiting {
         tokio::time::timeout(PATIENCE, one).await.unwrap().unwrap();
     }
+}
+
+/// The memory of a model that failed is free until the model is loaded again. Who plans meanwhile
+/// must not count on it, and whoever waits for the model to become idle need not.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_model_that_failed_is_loaded_again_in_its_turn() {
+    let machine = Machine::new(Some(60));
+    let registry = registry(&machine, |_| {});
+    let in_use = open(&registry, "a").await.unwrap();
+    machine.block("a");
+    machine.control("a").fails.store(true, Ordering::Relaxed);
+    let _fails = in_use.submit(vec![job(3)]).await.unwrap();
+    until("a loads again", || machine.loads() == ["a", "a"]).await;
+    let b = tokio::spawn({
+        let registry = Arc::clone(&registry);
+        async move { ask(&registry, "b").await }
+    });
+    until("b waits", || status(&registry, "b") == "loading").await;
+    machine.control("a").fails.store(false, Ordering::Relaxed);
+    machine.unblock("a");
+    drop(in_use);
+    drop(_fails);
+    tokio::time::timeout(PATIENCE, b).await.expect("it ends").unwrap();
+    ask(&registry, "a").await;
+    assert_eq!(machine.most.load(Ordering::Relaxed), 1, "both had the memory of one");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_waits_for_a_model_that_fails_gets_its_room() {
+    let machine = Machine::new(Some(60));
+    let registry = registry(&machine, |_| {});
+    let in_use = open(&registry, "a").await.unwrap();
+    let b = tokio::spawn({
+        let registry = Arc::clone(&registry);
+        async move { ask(&registry, "b").await }
+    });
+    until("a is to leave", || registry.slots()[0].is_leaving).await;
+    machine.control("a").fails.store(true, Ordering::Relaxed);
+    let fails = in_use.submit(vec![job(3)]).await.unwrap();
+    // It is held all the time, and b comes first nevertheless.
+    tokio::time::timeout(PATIENCE, b).await.expect("it ends").unwrap();
+    machine.control("a").fails.store(false, Ordering::Relaxed);
+    drop((fails, in_use));
+    ask(&registry, "a").await;
+    assert_eq!(machine.most.load(Ordering::Relaxed), 1);
+}
+
+/// The end of a load that nobody knows any more brings nothing back.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_forgotten_stays_forgotten() {
+    let machine = Machine::new(None);
+    let registry = registry(&machine, |settings| settings.allow_load = true);
+    let forgotten = entry(ModelName::new("d", "d"), false);
+    assert!(registry.take(&forgotten, &Weak::new()).is_none());
+    assert_eq!(status(&registry, "d"), "forgotten");
 }

@@ -15,7 +15,7 @@ use super::reuse::ReuseFields;
 use super::settings::Settings;
 use super::tools::{ToolChoice, Tools};
 use crate::api_error::ApiError;
-use crate::grammars::Rule;
+use crate::grammars::{Rule, StrictTools};
 use crate::model_info::ModelInfo;
 use crate::responses::CallStyle;
 
@@ -32,6 +32,8 @@ pub(crate) struct ChatRequest {
     /// A prompt to be continued without the template, instead of messages.
     pub(crate) raw_prompt: Option<String>,
     pub(crate) tools: Tools,
+    /// The names of tools whose calls must fit their schemas.
+    pub(crate) strict: Vec<String>,
     pub(crate) tool_choice: ToolChoice,
     /// Whether the answer ends with its first call.
     pub(crate) calls_once: bool,
@@ -135,6 +137,17 @@ impl ChatRequest {
             }
             _ => self.format.as_ref().map(|(_, rule)| rule.clone()),
         }
+    }
+
+    /// The tools whose calls must fit their schemas if the model makes some by itself. A rule for
+    /// the whole answer leaves no room for those.
+    pub(crate) fn strict_tools(&self, style: CallStyle) -> Option<StrictTools> {
+        let tools = self.tools();
+        let strict: Vec<String> =
+            self.strict.iter().filter(|name| tools.find(name).is_some()).cloned().collect();
+        let is_free = !self.has_rule() && !strict.is_empty();
+        let tools = tools.0.clone();
+        is_free.then_some(StrictTools { tools, strict, style, in_thought: false })
     }
 
     /// The field that the rule comes from.

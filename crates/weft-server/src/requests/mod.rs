@@ -26,4 +26,6 @@ pub(crate) use self::numbers::{Bounded, Count, Parsed, TokenId};
 pub(crate) use self::output_format::OutputFormat;
 pub(crate) use self::rerank::RerankRequest;
 pub(crate) use self::settings::Settings;
-pub(crate) use self::tools::{ToolChoice, Tools};
+pub(crate) use self::tools::{
+    MAX_LONG_NAME_CHARS, MAX_NAME_CHARS, ToolChoice, Tools, strict_names,
+};

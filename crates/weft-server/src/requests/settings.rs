@@ -15,6 +15,9 @@ use crate::model_info::ModelInfo;
 /// Answers to one prompt: as many as there are lanes.
 pub(crate) type Choices = Bounded<1, 8>;
 
+/// Log-probabilities of prompts' tokens in one response: about 50 MB while it is written.
+const MAX_ENTRIES: usize = 1 << 17;
+
 /// Only the most likely token has this share of the probability for certain, in any vocabulary.
 const SMALLEST_TOP_P: f32 = 1e-6;
 
@@ -56,6 +59,8 @@ pub(crate) struct Settings {
     return_accepted: Option<bool>,
     /// Whether an answer has the ids of its tokens; vLLM's name.
     return_token_ids: Option<bool>,
+    /// Log-probabilities of each token of the prompt and of this many others; vLLM's name.
+    prompt_logprobs: Option<Bounded<0, 20>>,
 }
 
 #[derive(Clone, Copy, Debug, Default, Deserialize)]
@@ -172,8 +177,42 @@ impl Settings {
         self.cache_prompt.unwrap_or(true)
     }
 
+    /// Log-probabilities of each token of the prompt and of this many others, if they are wanted.
+    pub(crate) fn prompt_logprobs(&self) -> Option<usize> {
+        self.prompt_logprobs.map(Bounded::count)
+    }
+
+    /// Refuses more log-probabilities of prompts than a complete response may have. `n_tokens` are
+    /// those of all prompts, and `top` of each an echo reports, if it does.
+    pub(crate) fn check_entries(
+        &self,
+        n_tokens: usize,
+        echoed: Option<usize>,
+    ) -> Result<(), ApiError> {
+        // Those of an echo are sent as they come if the answer is streamed.
+        let echoed = echoed.filter(|_| !self.streams()).map_or(0, |top| top + 1);
+        let own = self.prompt_logprobs().map_or(0, |top| top + 1);
+        let n = n_tokens.saturating_mul(self.choices()).saturating_mul(own + echoed);
+        if n <= MAX_ENTRIES {
+            return Ok(());
+        }
+        let (param, instead) = match self.prompt_logprobs {
+            Some(_) => ("prompt_logprobs", "ask for fewer of each token, or send shorter prompts"),
+            None => ("logprobs", "ask for fewer of each token, send fewer prompts, or stream"),
+        };
+        let message = format!(
+            "the log-probabilities of {n_tokens} tokens of prompts would be {n} entries, and the \
+             limit is {MAX_ENTRIES}; {instead}"
+        );
+        Err(ApiError::invalid(message).param(param))
+    }
+
     /// Checks fields against one another.
     pub(crate) fn check(&self) -> Result<(), ApiError> {
+        if self.prompt_logprobs.is_some() && self.streams() {
+            let message = "prompt_logprobs are not sent in a stream; set stream to false";
+            return Err(ApiError::invalid(message).param("prompt_logprobs"));
+        }
         if self.stream_options.is_some() && !self.streams() {
             let message = "stream_options is for streams only; set stream to true, or leave it out";
             return Err(ApiError::invalid(message).param("stream_options"));
@@ -206,6 +245,7 @@ impl Settings {
         self.set_ends(&mut sampling);
         sampling.logprobs = logprobs;
         sampling.echo = echo;
+        sampling.prompt_logprobs = self.prompt_logprobs();
         // Ids too large for the type are outside the vocabulary like any other id beyond its end.
         sampling.check(model.vocab())?;
         Ok(sampling)

@@ -8,6 +8,10 @@ use crate::api_error::ApiError;
 
 /// The most tools of one request.
 const MAX_TOOLS: usize = 128;
+/// The most characters of a tool's name: OpenAI's limit.
+pub(crate) const MAX_NAME_CHARS: usize = 64;
+/// The same for the dialects whose names may be longer: Anthropic's limit.
+pub(crate) const MAX_LONG_NAME_CHARS: usize = 128;
 
 /// Descriptions of functions, passed to the template as they are.
 #[derive(Clone, Debug, Default)]
@@ -16,7 +20,7 @@ pub(crate) struct Tools(pub(crate) Vec<Value>);
 impl<'de> Deserialize<'de> for Tools {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let tools = Vec::<Value>::deserialize(deserializer)?;
-        check_number(&tools).map_err(de::Error::custom)?;
+        check_limits(&tools, MAX_NAME_CHARS).map_err(de::Error::custom)?;
         for tool in &tools {
             if name_of(tool).is_none_or(str::is_empty) {
                 let message =
@@ -28,16 +32,35 @@ impl<'de> Deserialize<'de> for Tools {
     }
 }
 
-fn check_number(tools: &[Value]) -> Result<(), String> {
-    match tools.len() {
-        n if n > MAX_TOOLS => Err(format!("there are {n} tools, and the limit is {MAX_TOOLS}")),
-        _ => Ok(()),
+fn check_limits(tools: &[Value], name_chars: usize) -> Result<(), String> {
+    if tools.len() > MAX_TOOLS {
+        return Err(format!("there are {} tools, and the limit is {MAX_TOOLS}", tools.len()));
     }
+    for name in tools.iter().filter_map(name_of) {
+        let n = name.chars().count();
+        if n > name_chars {
+            let start: String = name.chars().take(name_chars).collect();
+            return Err(format!(
+                "the name {start:?}… of a tool has {n} characters, and the limit is {name_chars}"
+            ));
+        }
+    }
+    Ok(())
 }
 
 fn name_of(tool: &Value) -> Option<&str> {
     let is_function = tool.get("type").and_then(Value::as_str) == Some("function");
     tool.pointer("/function/name").filter(|_| is_function)?.as_str()
+}
+
+/// The names of the tools that are strict, which say so at `place`.
+pub(crate) fn strict_names(tools: &[Value], place: &str) -> Vec<String> {
+    let name = |tool: &Value| {
+        let tool = tool.pointer(place)?;
+        let is_strict = tool.get("strict") == Some(&Value::Bool(true));
+        tool.get("name").and_then(Value::as_str).filter(|_| is_strict).map(str::to_owned)
+    };
+    tools.iter().filter_map(name).collect()
 }
 
 impl Tools {
@@ -62,10 +85,20 @@ impl Tools {
         Ok(())
     }
 
-    /// The same tools, if there are not too many.
-    pub(crate) fn limited(self) -> Result<Self, ApiError> {
-        check_number(&self.0).map_err(|error| ApiError::invalid(error).param("tools"))?;
+    /// The same tools, if there are not too many and no name has more than these characters.
+    pub(crate) fn limited(self, name_chars: usize) -> Result<Self, ApiError> {
+        check_limits(&self.0, name_chars)
+            .map_err(|error| ApiError::invalid(error).param("tools"))?;
         Ok(self)
+    }
+
+    /// The names of those that are strict. Templates need not show it to the model.
+    pub(crate) fn take_strict(&mut self) -> Vec<String> {
+        let names = strict_names(&self.0, "/function");
+        let functions = self.0.iter_mut().filter_map(|tool| tool.get_mut("function"));
+        let functions = functions.filter_map(Value::as_object_mut);
+        functions.for_each(|function| drop(function.shift_remove("strict")));
+        names
     }
 
     /// The tool of this name.

@@ -8,10 +8,9 @@ use crate::api_error::ApiError;
 /// A field, the values of it that change nothing (beside null), and what to do instead.
 type Field = (&'static str, fn(&Value) -> bool, &'static str);
 
-const FIELDS: [Field; 21] = [
+const FIELDS: [Field; 20] = [
     ("functions", is_empty, "use tools"),
     ("function_call", |value| value == "none" || value == "auto", "use tool_choice"),
-    ("prompt_logprobs", |_| false, "use echo with logprobs in /v1/completions"),
     ("guided_whitespace_pattern", is_empty, "such answers are written on one line"),
     ("allowed_token_ids", is_empty, "use structured_outputs with a choice or a regex"),
     ("bad_words", is_empty, "use logit_bias for tokens, or stop to end the answer"),
@@ -34,14 +33,26 @@ const FIELDS: [Field; 21] = [
 
 const SAMPLERS: &str = "use temperature, top_k, top_p, min_p and the penalties";
 
+/// The field that chats and completions have and other dialects do not.
+const PROMPT_LOGPROBS: Field =
+    ("prompt_logprobs", |_| false, "use /v1/chat/completions or /v1/completions");
+
+/// Refuses a body of another dialect than OpenAI's chats and completions.
+pub(crate) fn refuse_elsewhere(body: &Value) -> Result<(), ApiError> {
+    refuse_field(body, PROMPT_LOGPROBS)?;
+    refuse(body)
+}
+
 /// Refuses a body with a field that would change the answer and is not supported.
 pub(crate) fn refuse(body: &Value) -> Result<(), ApiError> {
-    for (field, changes_nothing, instead) in FIELDS {
-        let value = body.get(field).filter(|value| !value.is_null());
-        if value.is_some_and(|value| !changes_nothing(value)) {
-            let message = format!("{field} is not supported: {instead}");
-            return Err(ApiError::invalid(message).param(field));
-        }
+    FIELDS.into_iter().try_for_each(|field| refuse_field(body, field))
+}
+
+fn refuse_field(body: &Value, (field, changes_nothing, instead): Field) -> Result<(), ApiError> {
+    let value = body.get(field).filter(|value| !value.is_null());
+    if value.is_some_and(|value| !changes_nothing(value)) {
+        let message = format!("{field} is not supported: {instead}");
+        return Err(ApiError::invalid(message).param(field));
     }
     Ok(())
 }

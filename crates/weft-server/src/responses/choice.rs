@@ -59,6 +59,8 @@ pub(crate) struct Choice {
     reasoning: ReasoningStream,
     calls: Option<ToolCallStream>,
     logprobs: Pending,
+    n_tokens: usize,
+    n_thought_tokens: usize,
     /// Whether it ends with its first call.
     calls_once: bool,
 }
@@ -76,6 +78,8 @@ impl Choice {
                 }
             },
             logprobs: Pending::default(),
+            n_tokens: 0,
+            n_thought_tokens: 0,
             calls_once: false,
         }
     }
@@ -89,6 +93,11 @@ impl Choice {
     /// Whether nothing more is wanted: the one call is complete.
     pub(crate) fn is_over(&self) -> bool {
         self.calls_once && self.has_complete_calls()
+    }
+
+    /// The number of tokens that the model has thought, the tags around them included.
+    pub(crate) fn n_thought_tokens(&self) -> usize {
+        self.n_thought_tokens
     }
 
     /// The number of calls that are complete; those come first.
@@ -105,7 +114,12 @@ impl Choice {
         if self.is_over() {
             return Delta::default();
         }
+        let was_closed = self.reasoning.is_closed();
         let parts = self.reasoning.push(&token.text);
+        self.n_tokens += 1;
+        if self.reasoning.is_open() || self.reasoning.is_closed() && !was_closed {
+            self.n_thought_tokens = self.n_tokens;
+        }
         let logprobs = self.logprobs.push(token, tokenizer);
         self.split(parts, logprobs)
     }

@@ -34,6 +34,7 @@ pub(crate) async fn complete(
             }
             JobEvent::Cancelled(_) => return Err(JobError::Ended.into()),
             JobEvent::Failed(error) => return Err(error.into()),
+            JobEvent::Prompt(tokens) => writer.prompt(choice, tokens),
             JobEvent::Admitted | JobEvent::Progress(_) | JobEvent::Rows(_) | JobEvent::Read(_) => {}
         }
     }

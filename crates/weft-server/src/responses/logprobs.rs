@@ -7,7 +7,7 @@ use std::collections::VecDeque;
 use std::fmt::Write;
 
 use serde_json::{Map, Value, json};
-use weft_core::engine::Token;
+use weft_core::engine::{PromptPrediction, PromptToken, Token};
 use weft_core::tokenizer::Tokenizer;
 
 /// One token's log-probability, and the most likely tokens in its place.
@@ -102,6 +102,24 @@ fn token_text(bytes: &[u8]) -> String {
             text
         }),
     }
+}
+
+/// The log-probabilities of a prompt in vLLM's format: for each token an object with that token and
+/// the most likely ones by their ids, and null for the first.
+pub(crate) fn of_prompt(tokens: &[PromptToken], tokenizer: &Tokenizer) -> Value {
+    let entry = |id: u32, logprob: f32, rank: usize| {
+        let text = token_text(tokenizer.token_bytes(id).unwrap_or_default());
+        (id.to_string(), json!({"logprob": logprob, "rank": rank, "decoded_token": text}))
+    };
+    let all = |token: &PromptToken| {
+        let Some(PromptPrediction { logprobs, rank }) = &token.prediction else {
+            return Value::Null;
+        };
+        let top = (1..).zip(&logprobs.top).map(|(rank, (id, logprob))| entry(*id, *logprob, rank));
+        let own = entry(token.id, logprobs.chosen, *rank);
+        Value::Object(top.chain([own]).collect())
+    };
+    tokens.iter().map(all).collect()
 }
 
 /// The format of chats.

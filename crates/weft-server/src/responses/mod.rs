@@ -19,7 +19,7 @@ use std::hash::{BuildHasher, RandomState};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde_json::Value;
-use weft_core::engine::{Finished, Token};
+use weft_core::engine::{Finished, PromptToken, Token};
 
 use crate::api_error::ApiError;
 use crate::worker::Progress;
@@ -32,7 +32,7 @@ pub(crate) use self::recent::{Recent, Recorder};
 pub(crate) use self::stream::{Framing, stream};
 pub(crate) use self::token_ids::TokenIds;
 pub(crate) use self::tool_calls::{Beginning, CallDelta, CallStyle, ToolForm, calls_in_pieces};
-pub(crate) use self::usage::{add_costs, add_progress, add_usage, reason, usage};
+pub(crate) use self::usage::{add_costs, add_progress, add_thought, add_usage, reason, usage};
 
 /// Writes a response of one or several choices as the JSON of a dialect.
 pub(crate) trait ResponseWriter: Send + 'static {
@@ -53,6 +53,9 @@ pub(crate) trait ResponseWriter: Send + 'static {
     fn waiting(&mut self) -> Vec<Value> {
         Vec::new()
     }
+
+    /// Takes tokens of a choice's prompt, with their log-probabilities, for a complete response.
+    fn prompt(&mut self, _choice: usize, _tokens: Vec<PromptToken>) {}
 
     /// Takes a choice's token; returns the events that a stream sends now.
     fn token(&mut self, choice: usize, token: Token, is_drafted: bool) -> Vec<Value>;

@@ -181,6 +181,8 @@ impl<W: ResponseWriter> EventStream<W> {
             }
             JobEvent::Cancelled(_) => self.fail(JobError::Ended),
             JobEvent::Failed(error) => self.fail(error),
+            // Streams that ask for them are refused.
+            JobEvent::Prompt(_) => {}
             JobEvent::Admitted | JobEvent::Rows(_) | JobEvent::Read(_) => {}
         }
     }

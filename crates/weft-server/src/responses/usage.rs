@@ -98,6 +98,11 @@ pub(crate) fn add_usage(event: &mut Value, finished: &[Option<Finished>], per_pr
     event["timings"] = timings(finished, per_prompt);
 }
 
+/// Adds how many of the tokens of all choices were thoughts. Completions do not tell them apart.
+pub(crate) fn add_thought(answer: &mut Value, n_tokens: usize) {
+    answer["usage"]["completion_tokens_details"]["reasoning_tokens"] = n_tokens.into();
+}
+
 /// Why an answer ended, in OpenAI's words.
 pub(crate) fn reason(finished: &Finished) -> &'static str {
     match finished.reason {

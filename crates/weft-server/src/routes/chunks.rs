@@ -143,6 +143,7 @@ pub(super) async fn list(
         "ram": tier(&cache.ram),
         "disk": tier(&cache.disk),
     });
+    tiers["disk"]["coarse_tokens"] = cache.coarse.tokens.into();
     if let Some(remote) = &cache.remote {
         tiers["remote"] = remote_tier(remote);
     }
@@ -398,6 +399,7 @@ pub(super) async fn wait_until_done(
             JobEvent::Admitted
             | JobEvent::Progress(_)
             | JobEvent::Token { .. }
+            | JobEvent::Prompt(_)
             | JobEvent::Read(_) => {}
         }
     }

@@ -1,7 +1,8 @@
-//! Reads the last tokens of a request's prompts, a few at a time.
+//! Reads the last tokens of a request's prompts, in groups that fill the lanes.
 //!
 //! A request may have thousands of prompts. Only as many as fill the lanes twice are in the queue,
-//! so a chat that arrives meanwhile waits for those and not for all.
+//! so a chat that arrives meanwhile waits for those and not for all. The prompts of a group are
+//! queued together, so that they share steps from the first one on and the engine is woken once.
 
 use futures_util::{StreamExt, TryStreamExt, stream};
 use serde::Serialize;
@@ -12,8 +13,8 @@ use crate::api_error::ApiError;
 use crate::registry::Lease;
 use crate::worker::{ChoiceEvent, Job, JobError, JobEvent, JobHandle, MAX_READINGS};
 
-/// Prompts of one request that run or wait for a lane: while some run, the next ones are there.
-const AT_ONCE: usize = 2 * MAX_READINGS;
+/// Groups of one request that run or wait for lanes: while one runs, the next is there.
+const AT_ONCE: usize = 2;
 
 /// The tokens of a request that reads.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
@@ -43,43 +44,56 @@ pub(super) async fn read_all(
     prompts: Vec<Composition>,
     reading: &Reading,
 ) -> Result<(Vec<Vec<f32>>, ReadUsage), ApiError> {
-    let read = |(index, prompt): (usize, Composition)| async move {
-        let job = Job::Read(Box::new(Request::read(prompt, reading.clone())));
+    let job = |prompt| Job::Read(Box::new(Request::read(prompt, reading.clone())));
+    let mut jobs = prompts.into_iter().map(job);
+    let groups = std::iter::from_fn(|| {
+        let group: Vec<Job> = jobs.by_ref().take(MAX_READINGS).collect();
+        (!group.is_empty()).then_some(group)
+    });
+    let read = |(index, group): (usize, Vec<Job>)| async move {
+        let n = group.len();
         // A full queue refuses a request, but does not break it off.
         let handle = match index {
-            0 => lease.submit(vec![job]).await?,
-            _ => lease.submit_next(job).await?,
+            0 => lease.submit(group).await?,
+            _ => lease.submit_next(group).await?,
         };
-        end(handle).await
+        Ok::<_, ApiError>((index, end(handle, n).await?))
     };
+    let groups = stream::iter(groups.enumerate()).map(read).buffer_unordered(AT_ONCE);
+    let mut groups: Vec<(usize, Vec<Read>)> = groups.try_collect().await?;
+    groups.sort_unstable_by_key(|(index, _)| *index);
     let mut usage = ReadUsage::default();
-    let read: Vec<Vec<f32>> = stream::iter(prompts.into_iter().enumerate())
-        .map(read)
-        .buffered(AT_ONCE)
-        .map_ok(|(values, stats)| {
-            usage.add(&stats);
-            values
-        })
-        .try_collect()
-        .await?;
-    Ok((read, usage))
+    let read = groups.into_iter().flat_map(|(_, group)| group).map(|(values, stats)| {
+        usage.add(&stats);
+        values
+    });
+    Ok((read.collect(), usage))
 }
 
-/// Waits for what a job reads.
-async fn end(mut handle: JobHandle) -> Result<(Vec<f32>, Stats), ApiError> {
-    let mut values = Vec::new();
-    loop {
+/// What was read of a prompt, and what it cost.
+type Read = (Vec<f32>, Stats);
+
+/// Waits for what a group of jobs reads.
+async fn end(mut handle: JobHandle, n: usize) -> Result<Vec<Read>, ApiError> {
+    let mut read: Vec<Read> = vec![<_>::default(); n];
+    let mut left = n;
+    while left > 0 {
         // The channel closes early only if the engine has failed.
-        let ChoiceEvent { event, .. } = handle.events.recv().await.ok_or(JobError::Fault)?;
+        let ChoiceEvent { choice, event } = handle.events.recv().await.ok_or(JobError::Fault)?;
         match event {
-            JobEvent::Read(read) => values = read,
-            JobEvent::Done(finished) => return Ok((values, finished.stats)),
+            JobEvent::Read(values) => read[choice].0 = values,
+            JobEvent::Done(finished) => {
+                read[choice].1 = finished.stats;
+                left -= 1;
+            }
             JobEvent::Cancelled(_) => return Err(JobError::Ended.into()),
             JobEvent::Failed(error) => return Err(error.into()),
             JobEvent::Admitted
             | JobEvent::Progress(_)
             | JobEvent::Token { .. }
+            | JobEvent::Prompt(_)
             | JobEvent::Rows(_) => {}
         }
     }
+    Ok(read)
 }

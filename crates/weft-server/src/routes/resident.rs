@@ -229,7 +229,10 @@ impl AnswerStream {
                 }
                 JobEvent::Failed(error) => (line(&Event::Failed(Refused::from(error).0)), true),
                 JobEvent::Progress(progress) => (line(&Event::Prefill(progress.processed)), false),
-                JobEvent::Admitted | JobEvent::Rows(_) | JobEvent::Read(_) => continue,
+                JobEvent::Admitted
+                | JobEvent::Prompt(_)
+                | JobEvent::Rows(_)
+                | JobEvent::Read(_) => continue,
             };
         }
     }

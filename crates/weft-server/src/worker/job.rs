@@ -5,7 +5,9 @@ use std::time::{Duration, Instant};
 
 use thiserror::Error;
 use weft_core::chunk::{Composition, Report};
-use weft_core::engine::{Cancel, Engine, Finished, LaneId, Request, RequestError, Token};
+use weft_core::engine::{
+    Cancel, Engine, Finished, LaneId, PromptToken, Request, RequestError, Token,
+};
 use weft_core::sampling::SamplingError;
 
 use super::event_sender::EventSender;
@@ -38,6 +40,8 @@ pub(crate) enum JobEvent {
         /// Whether a draft had it.
         is_drafted: bool,
     },
+    /// Tokens of the prompt with their log-probabilities.
+    Prompt(Vec<PromptToken>),
     /// What a job reads.
     Read(Vec<f32>),
     /// It is done.

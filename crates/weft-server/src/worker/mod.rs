@@ -190,11 +190,11 @@ impl Worker {
         self.enqueue(jobs)
     }
 
-    /// Queues a job of a request that others were queued for before. If the queue is full, it waits
-    /// for a place, as long as it takes.
-    pub(crate) async fn submit_next(&self, job: Job) -> Result<JobHandle, ApiError> {
-        self.take_places(1, Duration::MAX).await?;
-        self.enqueue(vec![job])
+    /// Queues jobs of a request that others were queued for before. If the queue is full, they wait
+    /// for places, as long as it takes.
+    pub(crate) async fn submit_next(&self, jobs: Vec<Job>) -> Result<JobHandle, ApiError> {
+        self.take_places(jobs.len(), Duration::MAX).await?;
+        self.enqueue(jobs)
     }
 
     fn enqueue(&self, jobs: Vec<Job>) -> Result<JobHandle, ApiError> {

@@ -323,6 +323,11 @@ impl Scheduler {
                 }
                 job.events.send(JobEvent::Token { token, is_drafted: drafted.is_some() });
             }
+            Event::Prompt { lane, tokens } => {
+                if let Some(job) = self.running.get_mut(&lane) {
+                    job.events.send(JobEvent::Prompt(tokens));
+                }
+            }
             Event::Read { lane, values } => {
                 if let Some(job) = self.running.get_mut(&lane) {
                     job.events.send(JobEvent::Read(values));

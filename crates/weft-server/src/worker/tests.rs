@@ -106,7 +106,11 @@ fn end(handle: &mut JobHandle) -> (usize, Result<(), String>) {
             JobEvent::Done(_) => return (n_tokens, Ok(())),
             JobEvent::Cancelled(_) => return (n_tokens, Err(JobError::Ended.to_string())),
             JobEvent::Failed(error) => return (n_tokens, Err(error.to_string())),
-            JobEvent::Admitted | JobEvent::Progress(_) | JobEvent::Rows(_) | JobEvent::Read(_) => {}
+            JobEvent::Admitted
+            | JobEvent::Progress(_)
+            | JobEvent::Prompt(_)
+            | JobEvent::Rows(_)
+            | JobEvent::Read(_) => {}
         }
     }
     (n_tokens, Err("closed".to_owned()))
@@ -341,7 +345,7 @@ fn stalling(folder: &std::path::Path) -> (Arc<AtomicBool>, impl Fn() -> Tiers + 
                 std::thread::sleep(Duration::from_millis(1));
             }
         });
-        Tiers { ram_bytes: 0, store: Some(store), remote: None }
+        Tiers { ram_bytes: 0, store: Some(store), ..Tiers::default() }
     };
     (stalls, open)
 }
@@ -432,7 +436,7 @@ async fn the_next_job_of_a_request_waits_for_a_place() {
         waiting.push(bench.worker.submit(vec![answer(1)]).await.unwrap());
     }
     assert!(bench.worker.submit(vec![reading(3)]).await.is_err(), "the queue is full");
-    let next = bench.worker.submit_next(reading(3));
+    let next = bench.worker.submit_next(vec![reading(3)]);
     let mut next = std::pin::pin!(next);
     let soon = Duration::from_millis(50);
     assert!(tokio::time::timeout(soon, &mut next).await.is_err(), "it waits");

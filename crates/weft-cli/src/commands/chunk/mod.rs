@@ -16,6 +16,7 @@ mod warm;
 
 use std::process::ExitCode;
 
+use serde_json::{Value, json};
 use weft_core::chunk::{Chunk, Library, Shelf, Which};
 use weft_core::model::Model;
 use weft_core::store::{KvKey, Store};
@@ -93,6 +94,43 @@ fn print_warnings(store: &mut Store) {
 fn rows_of(store: &Store, chunk: &Chunk) -> Vec<(KvKey, u64)> {
     let entries = store.entries().filter(|(_, entry)| chunk.is_in(&entry.header.tokens));
     entries.map(|(key, entry)| (*key, entry.bytes)).collect()
+}
+
+/// A chunk's rows on disk.
+#[derive(Clone, Copy, Default)]
+struct OnDisk {
+    files: usize,
+    bytes: u64,
+    /// Those of the files that have rows in 8 bits.
+    coarse_files: usize,
+}
+
+impl OnDisk {
+    /// The rows of a chunk, for all models and devices.
+    fn of(store: Option<&Store>, chunk: &Chunk) -> Self {
+        let entries = store.into_iter().flat_map(Store::entries).map(|(_, entry)| entry);
+        let mut rows = Self::default();
+        for entry in entries.filter(|entry| chunk.is_in(&entry.header.tokens)) {
+            rows.files += 1;
+            rows.bytes += entry.bytes;
+            rows.coarse_files += usize::from(entry.header.form.is_coarse());
+        }
+        rows
+    }
+
+    /// The form of the rows, in one word.
+    fn form(&self) -> &'static str {
+        match self.files - self.coarse_files {
+            _ if self.files == 0 => "",
+            0 => "int8",
+            _ if self.coarse_files > 0 => "both",
+            _ => "full",
+        }
+    }
+
+    fn json(&self) -> Value {
+        json!({"files": self.files, "bytes": self.bytes, "coarse_files": self.coarse_files})
+    }
 }
 
 fn which(args: &WhichArgs) -> Which {

@@ -221,7 +221,7 @@ impl Got {
             Ok(Pulled { key, header, rows }) => match store.put(&key, &header, &rows) {
                 Put::Stored | Put::Present => {
                     self.files += 1;
-                    self.bytes += (rows.k.len() + rows.v.len()) as u64;
+                    self.bytes += 2 * header.tensor_bytes().unwrap_or_default() as u64;
                     return;
                 }
                 outcome => outcome.to_string(),

@@ -15,7 +15,7 @@ use super::{
     hash_chunk, rows_message,
 };
 use crate::store::temp::TempFile;
-use crate::store::{KvKey, Reason, Signature, SigningKey, Store, StoreError};
+use crate::store::{Reason, Signature, SigningKey, Store, StoreError};
 
 /// Maximum bytes of the first line: longer than any text that fits a context.
 const LINE_LIMIT: u64 = 256 << 20;
@@ -232,7 +232,7 @@ fn store_rows(
 ) -> Result<(), String> {
     let (key, header) = Store::peek(path).map_err(why)?;
     if header.fingerprint == fingerprint {
-        if KvKey::of_rows(&header.parent, &header.tokens) != key {
+        if header.key() != key {
             return Err(format!("the rows under key {key} are those of other tokens"));
         }
         if !homes.have(&header) {

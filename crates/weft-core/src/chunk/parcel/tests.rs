@@ -10,7 +10,7 @@ use super::*;
 use crate::chunk::{Chunk, ChunkId, Homes, Kind, Library};
 use crate::dtype::Dtype;
 use crate::prompt::Template;
-use crate::store::{Header, KvKey, Prefix, Put, Rows, SigningKey, Store};
+use crate::store::{Header, KvKey, Prefix, Put, RowForm, Rows, SigningKey, Store};
 use crate::tokenizer::Tokenizer;
 
 const KEY: SigningKey = SigningKey::from_bytes([7; 32]);
@@ -70,7 +70,7 @@ impl Desk {
         let (card, mut sections) = (Card::of(&self.chunk), Vec::new());
         let hash = hash_chunk(&card).unwrap();
         for header in rows {
-            let key = KvKey::of_rows(&header.parent, &header.tokens);
+            let key = header.key();
             let n = header.tensor_bytes().unwrap();
             let put = from.put(&key, header, &Rows { k: vec![1; n], v: vec![2; n] });
             assert_eq!(put, Put::Stored);
@@ -116,6 +116,7 @@ fn rows(before: &[u32], tokens: &[u32]) -> Header {
     Header {
         fingerprint: MODEL.to_owned(),
         dtype: Dtype::Bf16,
+        form: RowForm::Full,
         layers: 1,
         kv_width: 4,
         reuse: "exact".to_owned(),
@@ -176,7 +177,7 @@ fn an_export_has_the_rows_at_homes_alone() {
     let kept = [rows(&desk.system_piece(), tokens), rows(&after_document, tokens)];
     for header in kept {
         let n = header.tensor_bytes().unwrap();
-        let key = KvKey::of_rows(&header.parent, &header.tokens);
+        let key = header.key();
         store.put(&key, &header, &Rows { k: vec![1; n], v: vec![2; n] });
     }
     let path = desk.folder.path().join("parcel");

@@ -45,7 +45,7 @@ impl Sequence {
         };
         // If logits of the prompt are requested, nodes run one by one, because they are assigned by
         // node.
-        let is_plain = !self.output.echoes() && self.scores.is_none() && sees_all(self.at);
+        let is_plain = !self.output.reports_prompt() && self.scores.is_none() && sees_all(self.at);
         let after = if is_plain { self.at + 1..self.nodes.len() } else { 0..0 };
         after.take_while(move |index| goes_on(*index))
     }
@@ -129,10 +129,11 @@ impl Sequence {
         tokenizer: &Tokenizer,
         events: &mut Vec<Event>,
     ) -> Result<(), SamplingError> {
-        if self.output.echoes() {
+        if self.output.reports_prompt() {
             let prompt = &self.tokens[..self.prompt_len];
             let logits = |row| results.logits(row);
-            self.output.echo(prompt, range.clone(), &logits, tokenizer, self.id, events)?;
+            let range = range.clone();
+            self.output.report_prompt(prompt, range, &logits, tokenizer, self.id, events)?;
         }
         if let Some(Scores { from, width, to }) = &self.scores
             && self.nodes[self.at].range.end > *from

@@ -25,6 +25,7 @@ use crate::chunk::{Composition, Piece, Tier};
 use crate::device::{Device, Lane, Outputs, Span};
 use crate::kv::{PAGE_ROWS, PageId, Slot, pages_for};
 use crate::sampling::{Sampler, SamplingError};
+use crate::store::RowForm;
 use crate::tokenizer::Tokenizer;
 
 use self::paging::Answer;
@@ -191,7 +192,8 @@ impl Sequence {
         let is_scored = |held: &HeldNode| {
             self.scores.as_ref().is_some_and(|scores| held.range.end > scores.from)
         };
-        self.nodes.get(self.at).is_some_and(|held| self.output.echoes_logprobs() || is_scored(held))
+        let reports = self.output.reports_prompt_logprobs();
+        self.nodes.get(self.at).is_some_and(|held| reports || is_scored(held))
     }
 
     /// Sets a receiver for the logits of the prompt's tokens. Their rows must not be cached ones.
@@ -402,7 +404,8 @@ impl Sequence {
             let cost = cache.mean_cost() * rows as u32;
             let (home, lead) = (self.prompt_len, begin.lead);
             let (is_public, group) = (true, None);
-            let new = NewNode { parent, home, tokens, lead, chunk: None, is_public, group };
+            let (chunk, form) = (None, RowForm::Full);
+            let new = NewNode { parent, home, tokens, lead, chunk, form, is_public, group };
             cache.adopt(new, pages, cost);
         }
         for held in &mut self.nodes {

@@ -59,6 +59,7 @@ impl Sequence {
                 reuse: piece.reuse,
                 shift: 0,
                 repaired_tokens: 0,
+                coarse_tokens: 0,
                 attention: self.attention.of(index),
                 time: Duration::ZERO,
                 saved: Duration::ZERO,
@@ -76,6 +77,7 @@ impl Sequence {
                 report.source = report.source.zip(source).map(|(a, b)| a.max(b));
                 report.shift = held.range.start as i64 - held.home as i64;
                 report.repaired_tokens += held.repaired;
+                report.coarse_tokens += if held.is_rounded { common } else { 0 };
                 report.time += held.time.mul_f64(share);
                 report.saved += held.saved.mul_f64(share);
                 if let Some(choice) = held.choice {

@@ -41,6 +41,7 @@ impl Sequence {
             // Otherwise there were none, and this lane or another one computes them.
             if node.filled >= held.range.len() {
                 held.source = tier;
+                held.is_rounded = node.is_rounded;
                 held.count_saved(node);
                 has_come = true;
             }

@@ -9,7 +9,9 @@ use std::collections::HashMap;
 use super::DraftSource;
 use crate::config::Config;
 use crate::device::MAX_DRAFT;
-use crate::weights::parameters_read;
+use crate::dtype::Dtype;
+use crate::plan::{Op, Work, plan};
+use crate::weights::Forms;
 
 /// Weight of a new time in a running mean.
 const NEW: f64 = 1.0 / 16.0;
@@ -34,22 +36,28 @@ pub(super) struct Costs {
     /// By number of lanes.
     plain: HashMap<usize, f64>,
     drafts: HashMap<StepKind, Vec<f64>>,
-    /// Weights that a step of so many tokens reads, for guesses: tokens that are verified together
+    /// Bytes that a step of so many tokens reads, for guesses: tokens that are verified together
     /// choose more experts. Empty if all steps read the same.
-    weights_read: Vec<f64>,
+    bytes_read: Vec<f64>,
     /// The last step, if it had a draft: its time, which the next one completes.
     last: Option<(StepKind, f64)>,
 }
 
 impl Costs {
-    /// The costs of a model.
-    pub(super) fn new(config: &Config) -> Self {
-        let read = |n_tokens| parameters_read(config, n_tokens as u64);
-        let weights_read = match config.experts {
+    /// The costs of a model whose matrices have these forms, on a device of this number format.
+    pub(super) fn new(config: &Config, forms: &Forms, dtype: Dtype) -> Self {
+        let plan = plan(config);
+        let read = |n_tokens: usize| {
+            let n = n_tokens as u64;
+            let work = Work { n_tokens: n, n_outputs: n, ..Work::default() };
+            let bytes = |op: &Op| op.bytes(config, forms, dtype, &work);
+            plan.iter().map(bytes).sum::<u64>() as f64
+        };
+        let bytes_read = match config.experts {
             Some(_) => (0..=MAX_DRAFT).map(read).collect(),
             None => Vec::new(),
         };
-        Self { weights_read, ..Self::default() }
+        Self { bytes_read, ..Self::default() }
     }
 
     /// Takes the time of a step of answers.
@@ -90,7 +98,7 @@ impl Costs {
     pub(super) fn ratio(&self, kind: StepKind) -> f64 {
         let n_drafted = (kind.n_tokens - kind.n_lanes) as f64;
         let per_token = TOKEN_GUESS + if kind.has_model { MODEL_TOKEN_GUESS } else { 0.0 };
-        let read = |n_tokens: usize| self.weights_read.get(n_tokens).copied().unwrap_or(1.0);
+        let read = |n_tokens: usize| self.bytes_read.get(n_tokens).copied().unwrap_or(1.0);
         let guess = read(kind.n_tokens) / read(kind.n_lanes) + per_token * n_drafted;
         let samples = self.drafts.get(&kind).map_or(&[][..], Vec::as_slice);
         let Some(plain) = self.plain(kind.n_lanes).filter(|_| samples.len() > 1) else {
@@ -182,6 +190,7 @@ impl Odds {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::weights::{Coded, Form, LayerTensor, Tensor, Weights, WeightsError};
 
     fn kind(n_tokens: usize) -> StepKind {
         StepKind { n_lanes: 1, n_tokens, has_model: false }
@@ -210,14 +219,46 @@ mod tests {
         assert!((costs.ratio(kind(3)) - 1.2).abs() < 1e-9, "{}", costs.ratio(kind(3)));
     }
 
-    /// A step that reads more experts costs more, until it is measured.
+    /// Matrices of experts in four bits, or plain like all others. Has no values.
+    struct Experts {
+        coded: bool,
+    }
+
+    impl Weights for Experts {
+        fn read(&self, _: Tensor, _: &mut dyn FnMut(usize, &[f32])) -> Result<(), WeightsError> {
+            Ok(())
+        }
+
+        fn form(&self, tensor: Tensor) -> Form {
+            use LayerTensor as T;
+            match tensor {
+                Tensor::Layer(_, T::ExpertGate | T::ExpertUp | T::ExpertDown) if self.coded => {
+                    Form::Coded(Coded::int(4))
+                }
+                _ => Form::Plain,
+            }
+        }
+
+        fn fingerprint(&self) -> [u8; 32] {
+            [0; 32]
+        }
+    }
+
+    /// A step that reads more experts costs more, by their bytes, until it is measured.
     #[test]
     fn drafts_of_mixtures_of_experts_are_guessed_to_cost_more() {
-        let costs = |name| Costs::new(&crate::shapes::config(name).unwrap());
-        let (dense, mut sparse) = (costs("qwen3-4b"), costs("qwen3-30b-a3b"));
+        let costs = |name, coded| {
+            let config = crate::shapes::config(name).unwrap();
+            Costs::new(&config, &Forms::of(&Experts { coded }, &config), Dtype::Bf16)
+        };
+        let (dense, mut sparse) = (costs("qwen3-4b", false), costs("qwen3-30b-a3b", false));
         assert!((dense.ratio(kind(5)) - 1.2).abs() < 1e-9);
-        let ratios: Vec<f64> = (2..=8).map(|n| sparse.ratio(kind(n))).collect();
-        assert!(ratios.is_sorted() && ratios[0] > 1.4 && ratios[6] > 3.5, "{ratios:?}");
+        let ratios = |costs: &Costs| (2..=8).map(|n| costs.ratio(kind(n))).collect::<Vec<_>>();
+        let plain = ratios(&sparse);
+        assert!(plain.is_sorted() && plain[0] > 1.4 && plain[6] > 3.5, "{plain:?}");
+        // 1.8e9 of a token's 3.3e9 weights are in experts, 7.3 times as many in eight tokens'.
+        let coded = ratios(&costs("qwen3-30b-a3b", true));
+        assert!(coded.is_sorted() && coded[0] > 1.1 && coded[6] < plain[6] - 1.0, "{coded:?}");
         for _ in 0..9 {
             sparse.record(kind(1), 1.0);
             sparse.record(kind(8), 2.0);

@@ -18,8 +18,10 @@ use std::time::Duration;
 use crate::chunk::Piece;
 use crate::config::Config;
 use crate::device::{Device, MAX_DRAFT};
+use crate::dtype::Dtype;
 use crate::model::Model;
 use crate::sampling::Sampler;
+use crate::weights::Forms;
 
 pub use self::model::{DraftModelError, check_draft_tokenizer};
 pub use self::request::{DraftCounts, DraftSource, Speculate, Speculation, WrongSpeculate};
@@ -91,8 +93,8 @@ struct Draft {
 
 impl Speculating {
     /// What the lanes of a model share.
-    pub(super) fn new(config: &Config) -> Self {
-        Self { costs: Costs::new(config), ..Self::default() }
+    pub(super) fn new(config: &Config, forms: &Forms, dtype: Dtype) -> Self {
+        Self { costs: Costs::new(config, forms, dtype), ..Self::default() }
     }
 
     /// Pages of the draft model that no lane has.

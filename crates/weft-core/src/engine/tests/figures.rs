@@ -39,7 +39,8 @@ fn rows_that_span_several_pieces_are_reported_once() {
 fn cold_answers_and_verifications_leave_nothing_behind() {
     let folder = tempfile::tempdir().unwrap();
     let store = Store::open(folder.path(), 10_000_000).unwrap();
-    let mut engine = engine_with(80, Tiers { ram_bytes: 0, store: Some(store), remote: None });
+    let mut engine =
+        engine_with(80, Tiers { ram_bytes: 0, store: Some(store), ..Tiers::default() });
     let request = Request::new(exact(&[1, 2], 1), sampling()).cold();
     let lane = engine.add(request.clone()).unwrap();
     (0..4).for_each(|_| drop(engine.step().unwrap()));
@@ -74,7 +75,7 @@ fn files_have_the_positions_of_their_rows_and_go_with_their_chunk() {
     let folder = tempfile::tempdir().unwrap();
     let open = || {
         let store = Store::open(folder.path(), 10_000_000).unwrap();
-        engine_with(80, Tiers { ram_bytes: 0, store: Some(store), remote: None })
+        engine_with(80, Tiers { ram_bytes: 0, store: Some(store), ..Tiers::default() })
     };
     let mut engine = open();
     let mut prompt = exact(&[1], 1);
@@ -97,7 +98,8 @@ fn files_have_the_positions_of_their_rows_and_go_with_their_chunk() {
 #[test]
 fn a_document_that_stands_twice_is_brought_once() {
     // Seven pages: system, query, answer, and the document once or twice.
-    let mut engine = engine_with(7, Tiers { ram_bytes: 10_000_000, store: None, remote: None });
+    let mut engine =
+        engine_with(7, Tiers { ram_bytes: 10_000_000, store: None, ..Tiers::default() });
     let prompt = composition(&[2, 2], 1, Reuse::Isolated, Repair::None);
     assert_eq!(document(2).tokens.len().div_ceil(64), 2);
     let first = ask(&mut engine, &prompt).0;
@@ -194,7 +196,7 @@ fn a_damaged_file_among_others_costs_its_rows_and_no_page() {
     let folder = tempfile::tempdir().unwrap();
     let open = || {
         let store = Store::open(folder.path(), 10_000_000).unwrap();
-        engine_with(12, Tiers { ram_bytes: 0, store: Some(store), remote: None })
+        engine_with(12, Tiers { ram_bytes: 0, store: Some(store), ..Tiers::default() })
     };
     let prompt = exact(&[1, 2], 1);
     let mut engine = open();

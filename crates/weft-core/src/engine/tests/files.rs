@@ -38,7 +38,7 @@ fn open(folder: &Path, pages: usize, ram_bytes: u64) -> (Engine, Arc<Gate>) {
     let gate = Arc::new(Gate::default());
     let own = Arc::clone(&gate);
     store.set_before_io(move |io| own.pass(io));
-    (engine_with(pages, Tiers { ram_bytes, store: Some(store), remote: None }), gate)
+    (engine_with(pages, Tiers { ram_bytes, store: Some(store), ..Tiers::default() }), gate)
 }
 
 fn n_files(folder: &Path) -> usize {

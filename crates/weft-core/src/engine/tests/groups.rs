@@ -23,7 +23,7 @@ fn run(engine: &mut Engine) -> (Vec<(Vec<Token>, usize)>, usize) {
                 Event::Done { finished, .. } => {
                     said.entry(lane).or_default().1 = finished.stats.cached_tokens;
                 }
-                Event::Read { .. } => panic!("no request reads"),
+                Event::Read { .. } | Event::Prompt { .. } => panic!("no request reads"),
                 Event::Failed { error, .. } => panic!("{error}"),
             }
         }
@@ -79,7 +79,7 @@ fn rows_of_a_group_wait_for_its_last_request() {
 
 #[test]
 fn waiting_rows_of_a_group_make_room_and_are_not_filed() {
-    let tiers = Tiers { ram_bytes: 1 << 20, store: None, remote: None };
+    let tiers = Tiers { ram_bytes: 1 << 20, store: None, ..Tiers::default() };
     let mut engine = engine_with(12, tiers);
     let group = RowGroup::default();
     answer(&mut engine, cold_request(&exact(&[1, 2], 3), 0, Some(&group)));

@@ -61,7 +61,7 @@ fn take_in(events: Vec<Event>, asked: &mut HashMap<LaneId, Asked>) -> Vec<Asked>
                     done.push(asked);
                 }
             }
-            Event::Prefill { .. } | Event::Read { .. } => {}
+            Event::Prefill { .. } | Event::Prompt { .. } | Event::Read { .. } => {}
             Event::Failed { error, .. } => panic!("{error}"),
         }
     }
@@ -83,8 +83,10 @@ fn lanes_that_come_and_go_say_what_they_would_say_alone() {
         .run(&cases, |(doings, pages)| {
             let folder = tempfile::tempdir().unwrap();
             let store = Store::open(folder.path(), 300_000).unwrap();
-            let mut engine =
-                engine_with(pages, Tiers { ram_bytes: 60_000, store: Some(store), remote: None });
+            let mut engine = engine_with(
+                pages,
+                Tiers { ram_bytes: 60_000, store: Some(store), ..Tiers::default() },
+            );
             let mut asked = HashMap::new();
             for doing in doings {
                 match doing {

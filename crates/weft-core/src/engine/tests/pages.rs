@@ -49,7 +49,7 @@ fn an_exact_context_is_one_span() {
     let folder = tempfile::tempdir().unwrap();
     let store = Some(Store::open(folder.path(), 1_000_000).unwrap());
     let mut engine =
-        engine_of_one_span(30, CONTEXT, Tiers { ram_bytes: 100_000, store, remote: None });
+        engine_of_one_span(30, CONTEXT, Tiers { ram_bytes: 100_000, store, ..Tiers::default() });
     let prompts = [exact(&[1, 2], 1), exact(&[1, 3], 2), exact(&[1, 2, 4], 1), exact(&[2], 5)];
     for tier in [Tier::Device, Tier::Ram, Tier::Disk] {
         for prompt in &prompts {

@@ -10,7 +10,7 @@ fn read(engine: &mut Engine, request: Request) -> (Vec<f32>, Finished) {
     let mut done = engine.generate_batch(vec![request]).unwrap();
     engine.cache.check(&[]);
     assert_eq!(engine.cache.n_promised(), 0);
-    let Completion { values, ending, tokens } = done.remove(0);
+    let Completion { values, ending, tokens, .. } = done.remove(0);
     assert!(tokens.is_empty(), "a request that reads writes nothing");
     (values, ending.unwrap())
 }

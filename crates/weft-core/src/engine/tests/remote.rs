@@ -9,13 +9,15 @@ use crate::store::{Header, KvKey, Rows};
 
 /// A remote tier in memory.
 #[derive(Default)]
-struct Shelf {
+pub(super) struct Shelf {
     entries: Mutex<HashMap<KvKey, (Header, Arc<Rows>)>>,
     /// Fetches that wait to be answered.
     waiting: Mutex<Vec<(KvKey, WhenFetched)>>,
     /// What happens to the next fetches.
     mood: Mutex<Mood>,
     stats: Mutex<RemoteStats>,
+    /// Held for each fetch that somebody wants.
+    wanted: Arc<()>,
 }
 
 #[derive(Clone, Copy, Default, PartialEq)]
@@ -47,7 +49,7 @@ impl Shelf {
         *self.mood.lock().unwrap()
     }
 
-    fn n_entries(&self) -> usize {
+    pub(super) fn n_entries(&self) -> usize {
         self.entries.lock().unwrap().len()
     }
 
@@ -60,12 +62,12 @@ impl Shelf {
     }
 
     fn find(&self, key: &KvKey, is_cut: bool) -> Fetched {
-        let Some((_, rows)) = self.entries.lock().unwrap().get(key).cloned() else {
+        let Some((header, rows)) = self.entries.lock().unwrap().get(key).cloned() else {
             self.stats.lock().unwrap().misses += 1;
             return Fetched::Absent;
         };
         self.stats.lock().unwrap().hits += 1;
-        let mut rows = Rows::clone(&rows);
+        let mut rows = header.read_stored(Rows::clone(&rows)).unwrap();
         if is_cut {
             rows.v.pop();
         }
@@ -80,16 +82,16 @@ impl Shelf {
 }
 
 impl RemoteTier for Shelf {
-    fn fetch(&self, key: &KvKey, expected: &Header, done: WhenFetched) -> bool {
-        assert_eq!(KvKey::of_rows(&expected.parent, &expected.tokens), *key);
+    fn fetch(&self, key: &KvKey, expected: &Header, done: WhenFetched) -> Option<Interest> {
+        assert_eq!(expected.key(), *key);
         match self.mood() {
-            Mood::Refuses => return false,
+            Mood::Refuses => return None,
             Mood::Waits => self.waiting.lock().unwrap().push((*key, done)),
             Mood::Fails => done(Fetched::Failed),
             Mood::Drops => drop(done),
             mood => done(self.find(key, mood == Mood::Cuts)),
         }
-        true
+        Some(Box::new(Arc::clone(&self.wanted)))
     }
 
     fn put(&self, _: &ChunkId, key: &KvKey, header: &Header, rows: Arc<Rows>) -> bool {
@@ -97,6 +99,8 @@ impl RemoteTier for Shelf {
             return false;
         }
         self.stats.lock().unwrap().stored += 1;
+        // Coarse rows are stored as such.
+        let rows = header.stored(&rows).unwrap().map_or(rows, Arc::new);
         self.entries.lock().unwrap().insert(*key, (header.clone(), rows));
         true
     }
@@ -118,11 +122,14 @@ impl RemoteTier for Shelf {
 fn machine(shelf: &Arc<Shelf>, folder: &Path) -> Engine {
     let store = Store::open(folder, 10_000_000).unwrap();
     let remote = Arc::clone(shelf) as Arc<dyn RemoteTier>;
-    engine_with(80, Tiers { ram_bytes: 0, store: Some(store), remote: Some(remote) })
+    engine_with(
+        80,
+        Tiers { ram_bytes: 0, store: Some(store), remote: Some(remote), ..Tiers::default() },
+    )
 }
 
 /// A prompt whose system prompt and documents are chunks.
-fn of_chunks(documents: &[u32], question: u32, reuse: Reuse) -> Composition {
+pub(super) fn of_chunks(documents: &[u32], question: u32, reuse: Reuse) -> Composition {
     let mut prompt = composition(documents, question, reuse, Repair::None);
     for piece in prompt.pieces.iter_mut().filter(|piece| piece.kind != Kind::Query) {
         piece.chunk = Some(ChunkId::of(piece.kind, &piece.tokens));
@@ -274,9 +281,11 @@ fn a_lane_that_is_cancelled_while_it_waits_leaves_nothing_behind() {
     let cancel = request.cancel.clone();
     engine.add(request).unwrap();
     engine.step().unwrap();
+    assert_eq!(Arc::strong_count(&shelf.wanted), 1 + 3);
     cancel.cancel();
     engine.step().unwrap();
     engine.cache.check(&[]);
+    assert_eq!(Arc::strong_count(&shelf.wanted), 1, "nobody wants the rows any more");
     assert_eq!((engine.running(), engine.cache_stats().device.nodes), (0, 0));
     // Rows that come now are nobody's.
     shelf.answer();

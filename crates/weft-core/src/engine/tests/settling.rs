@@ -130,7 +130,7 @@ impl Device for Slow {
 }
 
 fn slow_engine(pages: usize, store: Option<Store>) -> (Engine, Arc<Counts>) {
-    let mut engine = engine_with(pages, Tiers { ram_bytes: 1 << 30, store, remote: None });
+    let mut engine = engine_with(pages, Tiers { ram_bytes: 1 << 30, store, ..Tiers::default() });
     let counts = Arc::new(Counts::default());
     let none = engine_with(2, Tiers::default()).device;
     let device = std::mem::replace(&mut engine.device, none);

@@ -13,6 +13,7 @@ use axum::response::Response;
 use axum::routing::post;
 use serde_json::{Value, json};
 
+use self::request::THREAD_NOT_FOUND;
 use self::writer::MessageWriter;
 use super::Dialect;
 use super::answer::{answer, count_tokens};
@@ -69,5 +70,9 @@ fn error_json(error: &ApiError) -> Value {
         ),
         None => error.message().to_owned(),
     };
-    json!({"type": "error", "error": {"type": kind, "message": message}})
+    let mut json = json!({"type": "error", "error": {"type": kind, "message": message}});
+    if error.has_code(THREAD_NOT_FOUND) {
+        json["error"]["details"] = json!({"error_code": THREAD_NOT_FOUND});
+    }
+    json
 }

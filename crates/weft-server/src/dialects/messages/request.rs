@@ -10,9 +10,12 @@ use super::blocks::{ApiMessage, TextBlock, to_chat, to_system};
 use crate::api_error::ApiError;
 use crate::grammars::Rule;
 use crate::requests::{
-    Bounded, ChatMessage, ChatRequest, Count, FromJson, OutputFormat, Settings, TextOr, ToolChoice,
-    Tools, fields, unsupported,
+    Bounded, ChatMessage, ChatRequest, Count, FromJson, MAX_LONG_NAME_CHARS, OutputFormat,
+    Settings, TextOr, ToolChoice, Tools, fields, strict_names, unsupported,
 };
+
+/// The code by which clients know that they must send the whole conversation.
+pub(super) const THREAD_NOT_FOUND: &str = "thread_not_found";
 
 /// A request for a message.
 pub(crate) struct MessagesRequest {
@@ -39,6 +42,16 @@ struct Fields {
     context_management: Option<Value>,
     mcp_servers: Option<Vec<Value>>,
     container: Option<Value>,
+    thread: Option<Thread>,
+}
+
+/// A conversation that Anthropic's servers hold for a while. Theirs may be lost at any time, and
+/// clients then send the whole conversation; here it is never held.
+#[derive(Deserialize)]
+#[serde(tag = "type", rename_all = "snake_case", expecting = "an object with type")]
+enum Thread {
+    Create {},
+    Continue { previous_message_id: String },
 }
 
 #[derive(Deserialize)]
@@ -112,7 +125,7 @@ impl FromJson for CountRequest {
 }
 
 fn read(json: &Value, fields: Fields) -> Result<ChatRequest, ApiError> {
-    unsupported::refuse(json)?;
+    unsupported::refuse_elsewhere(json)?;
     refuse_what_runs_elsewhere(&fields)?;
     if fields.messages.is_empty() {
         let message = "messages is empty: at least one message is required";
@@ -147,7 +160,8 @@ fn read(json: &Value, fields: Fields) -> Result<ChatRequest, ApiError> {
     let format = format.map(|Format::JsonSchema { schema }| ("output_config", Rule::Json(schema)));
     let request = ChatRequest {
         messages,
-        tools: Tools(tools(fields.tools.unwrap_or_default())?).limited()?,
+        strict: strict_names(fields.tools.as_deref().unwrap_or_default(), ""),
+        tools: Tools(tools(fields.tools.unwrap_or_default())?).limited(MAX_LONG_NAME_CHARS)?,
         tool_choice,
         calls_once,
         format: format.or(OutputFormat::rule_of(json)?),
@@ -163,6 +177,13 @@ fn read(json: &Value, fields: Fields) -> Result<ChatRequest, ApiError> {
 
 /// Refuses what Anthropic would run on its own machines.
 fn refuse_what_runs_elsewhere(fields: &Fields) -> Result<(), ApiError> {
+    if let Some(Thread::Continue { previous_message_id: id }) = &fields.thread {
+        let message = format!(
+            "thread: nothing is held of message {id:?}; replay the full conversation, of which \
+             the rows are kept anyway"
+        );
+        return Err(ApiError::not_found(message).param("thread").code(THREAD_NOT_FOUND));
+    }
     let refused = |field: &str| {
         let message = format!("{field} is not supported: this server runs the model alone");
         Err(ApiError::invalid(message).param(field))

@@ -83,6 +83,7 @@ impl MessageWriter {
             "cache_creation_input_tokens": 0,
             "cache_read_input_tokens": cached,
             "output_tokens": stats.map_or(0, |stats| stats.generated_tokens),
+            "output_tokens_details": {"thinking_tokens": self.choice.n_thought_tokens()},
         })
     }
 

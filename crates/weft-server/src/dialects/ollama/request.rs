@@ -128,8 +128,9 @@ impl FromJson for OllamaChat {
         });
         let messages: Vec<ChatMessage> = read.collect::<Result<_, _>>()?;
         let is_empty = messages.is_empty();
-        let tools = tools.unwrap_or_default();
-        let chat = ChatRequest { messages, tools, ..ChatRequest::default() };
+        let mut tools = tools.unwrap_or_default();
+        let strict = tools.take_strict();
+        let chat = ChatRequest { messages, tools, strict, ..ChatRequest::default() };
         OllamaRequest::new(json, chat, is_empty).map(Self)
     }
 }
@@ -173,7 +174,7 @@ impl FromJson for OllamaGenerate {
 impl OllamaRequest {
     /// Adds the fields of both routes to a chat that has its messages.
     fn new(json: &Value, chat: ChatRequest, is_empty: bool) -> Result<Self, ApiError> {
-        unsupported::refuse(json)?;
+        unsupported::refuse_elsewhere(json)?;
         let read: Common = fields(json)?;
         let mut settings = settings(read.options.as_ref())?;
         settings.model = Some(untagged(&read.model).to_owned());
@@ -207,7 +208,7 @@ fn settings(options: Option<&Value>) -> Result<Settings, ApiError> {
     if !options.is_object() {
         return Err(ApiError::invalid("options must be an object").param("options"));
     }
-    unsupported::refuse(options)?;
+    unsupported::refuse_elsewhere(options)?;
     let mut settings: Settings = fields(options)?;
     settings.check_single()?;
     let Options { num_predict } = fields(options)?;

@@ -37,11 +37,13 @@ impl FromJson for OpenAiChat {
             let message = "top_logprobs needs logprobs to be true";
             return Err(ApiError::invalid(message).param("top_logprobs"));
         }
+        let mut tools = chat.tools.unwrap_or_default();
         let template_values = chat.chat_template_kwargs.unwrap_or_default();
         let request = ChatRequest {
             settings,
             messages: chat.messages,
-            tools: chat.tools.unwrap_or_default(),
+            strict: tools.take_strict(),
+            tools,
             tool_choice: chat.tool_choice.unwrap_or_default(),
             calls_once: chat.parallel_tool_calls == Some(false),
             format,

@@ -3,14 +3,15 @@
 use std::sync::Arc;
 
 use serde_json::{Value, json};
-use weft_core::engine::{Finished, Token};
+use weft_core::engine::{Finished, PromptToken, Token};
 
 use crate::api_error::ApiError;
 use crate::dialects::answer::Answering;
 use crate::model_info::ModelInfo;
 use crate::responses::{
     Accepted, Beginning, CallDelta, Choice, Delta, FINGERPRINT, Framing, ResponseWriter, TokenIds,
-    add_costs, add_progress, add_usage, logprobs, reason, response_id, seconds_now, usage,
+    add_costs, add_progress, add_thought, add_usage, logprobs, reason, response_id, seconds_now,
+    usage,
 };
 use crate::worker::Progress;
 
@@ -28,6 +29,8 @@ pub(crate) struct ChatWriter {
     token_ids: TokenIds,
     /// The ids of the prompt's tokens, if they are wanted; sent with the first event.
     prompt_ids: Option<Vec<u32>>,
+    /// The prompt with its log-probabilities, if they are wanted.
+    prompt_logprobs: Option<Vec<PromptToken>>,
 }
 
 struct ChoiceState {
@@ -60,6 +63,7 @@ impl ChatWriter {
             accepted: Accepted::new(n, options.sends_accepted),
             token_ids: TokenIds::new(n, answering.prompt_ids.is_some()),
             prompt_ids: answering.prompt_ids,
+            prompt_logprobs: answering.sampling.prompt_logprobs.map(|_| Vec::new()),
             model: answering.model,
         }
     }
@@ -188,6 +192,11 @@ impl ResponseWriter for ChatWriter {
         vec![event]
     }
 
+    /// The choices share the prompt, and the first one reports it.
+    fn prompt(&mut self, _: usize, tokens: Vec<PromptToken>) {
+        self.prompt_logprobs.iter_mut().for_each(|all| all.extend_from_slice(&tokens));
+    }
+
     fn token(&mut self, choice: usize, token: Token, is_drafted: bool) -> Vec<Value> {
         self.accepted.count(choice, is_drafted);
         self.token_ids.push(choice, token.id);
@@ -219,6 +228,8 @@ impl ResponseWriter for ChatWriter {
         }
         let mut event = self.envelope("chat.completion.chunk", json!([]));
         add_usage(&mut event, &self.finished, self.choices.len());
+        let thought = self.choices.iter().map(|state| state.choice.n_thought_tokens()).sum();
+        add_thought(&mut event, thought);
         vec![event]
     }
 
@@ -230,9 +241,11 @@ impl ResponseWriter for ChatWriter {
         let states: Vec<ChoiceState> = std::mem::take(&mut self.choices);
         let n = states.len();
         let mut choices = Vec::new();
+        let mut thought = 0;
         for (index, state) in states.into_iter().enumerate() {
             let finished = self.finished[index].as_ref();
             let reason = finished.map(|finished| finish_reason(&state.choice, finished));
+            thought += state.choice.n_thought_tokens();
             let mut choice = self.message(index, state.collected);
             choice["finish_reason"] = reason.into();
             self.token_ids.add_to(index, &mut choice);
@@ -242,7 +255,11 @@ impl ResponseWriter for ChatWriter {
         if let Some(ids) = self.prompt_ids.take() {
             answer["prompt_token_ids"] = ids.into();
         }
+        if let Some(tokens) = &self.prompt_logprobs {
+            answer["prompt_logprobs"] = logprobs::of_prompt(tokens, &self.model.tokenizer);
+        }
         answer["usage"] = usage(&self.finished, n);
+        add_thought(&mut answer, thought);
         add_costs(&mut answer, &self.finished, n);
         answer
     }
@@ -319,5 +336,18 @@ mod tests {
                 .to_owned()
         };
         assert_eq!(events.iter().map(thought).collect::<String>(), "hm </thi");
+    }
+
+    /// Thoughts are counted with their tags, as Anthropic does, whatever becomes of the answer.
+    #[test]
+    fn tokens_of_thoughts_are_counted() {
+        let thought = |texts: &[&str]| {
+            let (_, whole) = answered(texts, &ToolMode::None, false);
+            whole["usage"]["completion_tokens_details"]["reasoning_tokens"].as_u64().unwrap()
+        };
+        assert_eq!(thought(&["<think>", "\n", "hm", ".", "</think>", "\n\n", "so"]), 5);
+        assert_eq!(thought(&["<th", "ink>", "hm", "</th", "ink>", "so"]), 5, "tags of two tokens");
+        assert_eq!(thought(&["<think>", "hm", ""]), 3, "it was cut off");
+        assert_eq!(thought(&["so", "<think>", "hm", "</think>"]), 0, "a tag in an answer is text");
     }
 }

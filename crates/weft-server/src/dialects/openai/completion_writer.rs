@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use serde_json::{Value, json};
-use weft_core::engine::{Finished, Token};
+use weft_core::engine::{Finished, PromptToken, Token};
 
 use crate::api_error::ApiError;
 use crate::model_info::ModelInfo;
@@ -30,6 +30,8 @@ pub(crate) struct CompletionWriter {
     token_ids: TokenIds,
     /// The ids of each prompt's tokens, if they are wanted; sent with the first event of a choice.
     prompt_ids: Option<Vec<Vec<u32>>>,
+    /// The tokens of each prompt with their log-probabilities, if they are wanted.
+    prompt_logprobs: Option<Vec<Vec<PromptToken>>>,
 }
 
 #[derive(Default)]
@@ -48,6 +50,7 @@ pub(crate) struct CompletionOptions {
     pub(crate) choices: usize,
     pub(crate) choices_per_prompt: usize,
     pub(crate) has_logprobs: bool,
+    pub(crate) has_prompt_logprobs: bool,
     pub(crate) echoes: bool,
     pub(crate) streams: bool,
     /// Whether a stream ends with its usage.
@@ -76,6 +79,10 @@ impl CompletionWriter {
             accepted: Accepted::new(options.choices, options.sends_accepted),
             token_ids: TokenIds::new(options.choices, prompt_ids.is_some()),
             prompt_ids,
+            prompt_logprobs: options.has_prompt_logprobs.then(|| {
+                let prompts = options.choices / options.choices_per_prompt.max(1);
+                vec![Vec::new(); prompts]
+            }),
         }
     }
 
@@ -144,6 +151,13 @@ impl ResponseWriter for CompletionWriter {
         vec![event]
     }
 
+    /// The choices of a prompt share it, and the first one reports it.
+    fn prompt(&mut self, choice: usize, tokens: Vec<PromptToken>) {
+        if let Some(prompts) = &mut self.prompt_logprobs {
+            prompts[choice / self.choices_per_prompt].extend(tokens);
+        }
+    }
+
     fn token(&mut self, choice: usize, token: Token, is_drafted: bool) -> Vec<Value> {
         self.accepted.count(choice, is_drafted);
         self.token_ids.push(choice, token.id);
@@ -208,6 +222,10 @@ impl ResponseWriter for CompletionWriter {
             let mut choice = self.choice(index, &choice_text.text, &choice_text.entries, reason);
             token_ids.add_to(index, &mut choice);
             self.add_prompt_ids(index, &mut choice);
+            if let Some(prompts) = &self.prompt_logprobs {
+                let tokens = &prompts[index / self.choices_per_prompt];
+                choice["prompt_logprobs"] = logprobs::of_prompt(tokens, &self.model.tokenizer);
+            }
             choice
         });
         let mut answer = self.envelope(choices.collect());

@@ -65,10 +65,13 @@ async fn complete_by(
     let constraint = compile_rule(&model, request.rule(), request.rule_param()).await?;
     let settings = &request.settings;
     let per_prompt = settings.choices();
+    let n_tokens = prompts.iter().map(Composition::len).sum();
+    settings.check_entries(n_tokens, sampling.logprobs.filter(|_| request.echoes()))?;
     let options = CompletionOptions {
         choices: prompts.len() * per_prompt,
         choices_per_prompt: per_prompt,
         has_logprobs: sampling.logprobs.is_some(),
+        has_prompt_logprobs: sampling.prompt_logprobs.is_some(),
         echoes: request.echoes(),
         streams: settings.streams(),
         includes_usage: settings.includes_usage(),

@@ -1,8 +1,12 @@
 //! Items of OpenAI's Responses, and what they are in a chat.
 
+use std::collections::HashSet;
+
 use serde::Deserialize;
 use serde_json::Value;
 
+use super::offered;
+use super::store::Store;
 use crate::api_error::ApiError;
 use crate::requests::{ChatContent, ChatMessage, ChatPart, Role, TextOr, tool_call};
 use crate::responses::response_id;
@@ -12,7 +16,7 @@ use crate::responses::response_id;
 #[serde(tag = "type", rename_all = "snake_case", expecting = "an item: an object with type")]
 pub(super) enum Item {
     Message { role: ItemRole, content: TextOr<ContentPart> },
-    FunctionCall { call_id: String, name: String, arguments: String },
+    FunctionCall { call_id: String, namespace: Option<Value>, name: String, arguments: String },
     FunctionCallOutput { call_id: String, output: TextOr<ContentPart> },
     Reasoning { content: Option<Vec<ReasoningPart>>, summary: Option<Vec<ReasoningPart>> },
 }
@@ -74,19 +78,52 @@ pub(super) fn new_id(prefix: &str) -> String {
     response_id(prefix).replace('-', "_")
 }
 
+/// The id of the item that a reference stands for; None if the item is no reference.
+fn referenced(item: &Value) -> Option<&str> {
+    let is_reference = item.get("type").is_some_and(|kind| kind == "item_reference");
+    is_reference.then(|| item.get("id").and_then(Value::as_str).unwrap_or_default())
+}
+
+/// Puts the items of kept responses in the place of references to them.
+pub(super) fn resolve(items: &mut [Value], store: &Store) -> Result<(), ApiError> {
+    let wanted: HashSet<&str> = items.iter().filter_map(referenced).collect();
+    if wanted.is_empty() {
+        return Ok(());
+    }
+    let found = store.items(&wanted);
+    for (index, item) in items.iter_mut().enumerate() {
+        let Some(id) = referenced(item) else { continue };
+        let Some(kept) = found.get(id) else {
+            let message = format!(
+                "Item with id {id:?} not found: items of responses with store are held in memory \
+                 for an hour, as long as there is room; send the item itself"
+            );
+            return Err(ApiError::invalid(message).param(format!("input[{index}]")));
+        };
+        *item = kept.clone();
+    }
+    Ok(())
+}
+
+/// Checks items before references among them are resolved.
+pub(super) fn check(items: &[Value]) -> Result<(), ApiError> {
+    let read = |(index, item): (usize, &Value)| match referenced(item) {
+        Some(_) => Ok(()),
+        None => read_one(index, item).map(drop),
+    };
+    items.iter().enumerate().try_for_each(read)
+}
+
 /// Reads items; a refusal names the item by its place in `input`.
 pub(super) fn read(items: &[Value]) -> Result<Vec<Item>, ApiError> {
-    let read = |(index, item): (usize, &Value)| {
-        if item.get("type").is_some_and(|kind| kind == "item_reference") {
-            let message = "item references are not kept: send the item itself";
-            return Err(ApiError::invalid(message).param(format!("input[{index}]")));
-        }
-        Item::deserialize(item).map_err(|error| {
-            let param = format!("input[{index}]");
-            ApiError::invalid(format!("{param}: {error}")).param(param)
-        })
-    };
-    items.iter().enumerate().map(read).collect()
+    items.iter().enumerate().map(|(index, item)| read_one(index, item)).collect()
+}
+
+fn read_one(index: usize, item: &Value) -> Result<Item, ApiError> {
+    Item::deserialize(item).map_err(|error| {
+        let param = format!("input[{index}]");
+        ApiError::invalid(format!("{param}: {error}")).param(param)
+    })
 }
 
 /// The messages of a conversation. What an assistant thought, said and called in a row is one
@@ -155,7 +192,8 @@ impl Chat {
                     self.messages.push(ChatMessage::new(Role::System, content));
                 }
             }
-            Item::FunctionCall { call_id, name, arguments } => {
+            Item::FunctionCall { call_id, namespace, name, arguments } => {
+                let name = offered::flat(namespace.as_ref(), &name);
                 self.calls.push(tool_call(&call_id, &name, arguments.into()));
             }
             Item::FunctionCallOutput { call_id, output } => {

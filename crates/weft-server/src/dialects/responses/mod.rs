@@ -1,6 +1,7 @@
 //! OpenAI's Responses: `POST /v1/responses`, and those that are kept.
 
 mod items;
+mod offered;
 mod request;
 mod store;
 mod writer;
@@ -52,7 +53,9 @@ async fn create(
     };
     let bytes = bytes + previous.as_ref().map_or(0, |stored| stored.bytes());
     let echo = request.echo.take();
+    let kept = Arc::clone(&store);
     let read = move || {
+        items::resolve(&mut request.input, &kept)?;
         let earlier = previous.as_deref().map(history).transpose()?.unwrap_or_default();
         let items = request.store.then(|| {
             let json = |items: &[Value]| Value::from(items).to_string();

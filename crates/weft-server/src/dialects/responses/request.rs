@@ -7,11 +7,12 @@ use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
 use super::items::{self, Item};
+use super::offered;
 use crate::api_error::ApiError;
 use crate::grammars::Rule;
 use crate::requests::{
-    Bounded, ChatRequest, FromJson, OutputFormat, Settings, TextOr, ToolChoice, Tools, fields,
-    unsupported,
+    Bounded, ChatRequest, FromJson, MAX_NAME_CHARS, OutputFormat, Settings, TextOr, ToolChoice,
+    Tools, fields, strict_names, unsupported,
 };
 
 /// The most keys of `metadata`, and the most bytes of a key and a value, as OpenAI has them.
@@ -95,7 +96,7 @@ enum Truncation {
 
 impl FromJson for ResponsesRequest {
     fn from_json(json: &Value) -> Result<Self, ApiError> {
-        unsupported::refuse(json)?;
+        unsupported::refuse_elsewhere(json)?;
         let mut settings: Settings = fields(json)?;
         settings.check_single()?;
         let read: Fields = fields(json)?;
@@ -106,7 +107,7 @@ impl FromJson for ResponsesRequest {
             let message = "input is missing: give a text or a list of items";
             return Err(ApiError::invalid(message).param("input"));
         }
-        items::read(&input)?;
+        items::check(&input)?;
         if let Some(n) = read.max_output_tokens {
             settings.set_max_tokens(n.count());
         }
@@ -120,10 +121,14 @@ impl FromJson for ResponsesRequest {
             Some(Format::JsonSchema { schema }) => Some(in_text(Rule::Json(schema.clone()))),
         };
         let store = read.store.unwrap_or(true);
+        let tool_choice = tool_choice(read.tool_choice.as_ref())?;
+        let is_free = matches!(tool_choice, ToolChoice::Auto | ToolChoice::None);
+        let offered = offered::functions(read.tools.unwrap_or_default(), is_free)?;
         let chat = ChatRequest {
             settings,
-            tools: Tools(tools(read.tools.unwrap_or_default())?).limited()?,
-            tool_choice: tool_choice(read.tool_choice.as_ref())?,
+            strict: strict_names(&offered, ""),
+            tools: Tools(tools(offered)?).limited(MAX_NAME_CHARS)?,
+            tool_choice,
             calls_once: read.parallel_tool_calls == Some(false),
             format,
             thinking: read.reasoning.and_then(|reasoning| reasoning.effort).map(Effort::thinks),
@@ -200,14 +205,15 @@ fn check_metadata(metadata: Option<&Map<String, Value>>) -> Result<(), ApiError>
 
 fn tool_choice(choice: Option<&Value>) -> Result<ToolChoice, ApiError> {
     let word = choice.and_then(Value::as_str);
-    let name = choice
-        .filter(|choice| choice.get("type").is_some_and(|kind| kind == "function"))
-        .and_then(|choice| choice.get("name")?.as_str());
+    let name =
+        choice.filter(|choice| choice.get("type").is_some_and(|kind| kind == "function")).and_then(
+            |choice| Some(offered::flat(choice.get("namespace"), choice.get("name")?.as_str()?)),
+        );
     match (choice, word, name) {
         (None | Some(Value::Null), ..) | (_, Some("auto"), _) => Ok(ToolChoice::Auto),
         (_, Some("none"), _) => Ok(ToolChoice::None),
         (_, Some("required"), _) => Ok(ToolChoice::Required),
-        (.., Some(name)) => Ok(ToolChoice::Named(name.to_owned())),
+        (.., Some(name)) => Ok(ToolChoice::Named(name)),
         _ => {
             let message = "tool_choice must be \"none\", \"auto\", \"required\" or \
                            {\"type\": \"function\", \"name\": …}";
@@ -267,7 +273,7 @@ fn echo(json: &Value, store: bool) -> Value {
         "store": store,
         "text": given("text", json!({"format": {"type": "text"}})),
         "tool_choice": given("tool_choice", "auto".into()),
-        "tools": given("tools", json!([])),
+        "tools": offered::shown(given("tools", json!([]))),
         "top_logprobs": given("top_logprobs", 0.into()),
         "truncation": "disabled",
     })

@@ -3,9 +3,11 @@
 //! They are held as text, which takes a fraction of the memory of parsed JSON. The oldest are
 //! dropped when there are too many, when they take too many bytes, and when their time is over.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
+
+use serde_json::Value;
 
 /// The most responses, the most bytes of all together, and how long one is held.
 pub(super) const MAX_RESPONSES: usize = 1024;
@@ -22,11 +24,14 @@ pub(super) struct Stored {
     pub(super) input: String,
     /// The response itself.
     pub(super) response: String,
+    /// The ids of the items of its output.
+    pub(super) output_ids: Vec<String>,
 }
 
 impl Stored {
     pub(super) fn bytes(&self) -> usize {
-        self.id.len() + self.earlier.len() + self.input.len() + self.response.len()
+        let texts = [&self.id, &self.earlier, &self.input, &self.response];
+        texts.into_iter().chain(&self.output_ids).map(String::len).sum()
     }
 }
 
@@ -91,6 +96,31 @@ impl Store {
         found.map(|(_, stored)| Arc::clone(stored))
     }
 
+    /// The items with these ids of the outputs that are kept.
+    pub(super) fn items(&self, wanted: &HashSet<&str>) -> HashMap<String, Value> {
+        let is_wanted = |stored: &Stored| stored.output_ids.iter().any(|id| wanted.contains(&**id));
+        // What is parsed is not held against others that wait for the store.
+        let responses: Vec<Arc<Stored>> = {
+            let held = self.held(Instant::now());
+            let all = held.responses.iter().map(|(_, stored)| stored);
+            all.filter(|stored| is_wanted(stored)).map(Arc::clone).collect()
+        };
+        let mut found = HashMap::new();
+        for stored in responses {
+            let Ok(mut response) = serde_json::from_str::<Value>(&stored.response) else {
+                continue;
+            };
+            let Value::Array(output) = response["output"].take() else { continue };
+            for item in output {
+                match item["id"].as_str().filter(|id| wanted.contains(id)).map(str::to_owned) {
+                    Some(id) => drop(found.insert(id, item)),
+                    None => {}
+                }
+            }
+        }
+        found
+    }
+
     /// Forgets a response; returns whether there was one.
     pub(super) fn remove(&self, id: &str) -> bool {
         let mut held = self.held(Instant::now());
@@ -107,7 +137,8 @@ mod tests {
 
     fn stored(id: usize, bytes: usize) -> Stored {
         let response = " ".repeat(bytes);
-        Stored { id: id.to_string(), earlier: String::new(), input: String::new(), response }
+        let (earlier, input) = (String::new(), String::new());
+        Stored { id: id.to_string(), earlier, input, response, output_ids: Vec::new() }
     }
 
     #[test]

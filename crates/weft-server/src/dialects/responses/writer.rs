@@ -6,6 +6,7 @@ use serde_json::{Value, json};
 use weft_core::engine::{FinishReason, Finished, Token};
 
 use super::items::new_id;
+use super::offered;
 use super::store::{Store, Stored};
 use crate::api_error::ApiError;
 use crate::dialects::answer::Answering;
@@ -36,7 +37,6 @@ pub(crate) struct ResponsesWriter {
     /// Log-probabilities of tokens whose text has not begun.
     entries: Vec<Entry>,
     has_logprobs: bool,
-    n_thought_tokens: usize,
     finished: Option<Finished>,
     streams: bool,
     n_events: u64,
@@ -47,6 +47,8 @@ pub(crate) struct ResponsesWriter {
 struct OutputItem {
     id: String,
     part: Part,
+    /// The namespace of the function that is called.
+    namespace: Option<String>,
     text: String,
     entries: Vec<Entry>,
     status: &'static str,
@@ -70,8 +72,14 @@ impl OutputItem {
                 "content": content(), "status": self.status}),
             Part::Text => json!({"id": self.id, "type": "message", "role": "assistant",
                 "content": content(), "status": self.status}),
-            Part::Call { id, name } => json!({"id": self.id, "type": "function_call",
-                "call_id": id, "name": name, "arguments": self.text, "status": self.status}),
+            Part::Call { id, name } => {
+                let mut item = json!({"id": self.id, "type": "function_call", "call_id": id,
+                    "name": name, "arguments": self.text, "status": self.status});
+                if let Some(namespace) = &self.namespace {
+                    item["namespace"] = namespace.as_str().into();
+                }
+                item
+            }
         }
     }
 }
@@ -94,7 +102,6 @@ impl ResponsesWriter {
             output: Vec::new(),
             entries: Vec::new(),
             has_logprobs: answering.sampling.logprobs.is_some(),
-            n_thought_tokens: 0,
             finished: None,
             streams: answering.streams,
             n_events: 0,
@@ -141,7 +148,7 @@ impl ResponsesWriter {
                 "input_tokens_details":
                     {"cached_tokens": stats.cached_tokens, "cache_write_tokens": 0},
                 "output_tokens": stats.generated_tokens,
-                "output_tokens_details": {"reasoning_tokens": self.n_thought_tokens},
+                "output_tokens_details": {"reasoning_tokens": self.choice.n_thought_tokens()},
                 "total_tokens": stats.prompt_tokens + stats.generated_tokens,
             });
             add_costs(&mut response, std::slice::from_ref(&self.finished), 1);
@@ -189,7 +196,13 @@ impl ResponsesWriter {
         if self.streams { sent } else { Vec::new() }
     }
 
-    fn begin(&mut self, part: Part, sent: &mut Vec<Value>) {
+    fn begin(&mut self, mut part: Part, sent: &mut Vec<Value>) {
+        let mut namespace = None;
+        if let Part::Call { name, .. } = &mut part
+            && let Some((space, function)) = offered::split(&self.keeping.echo["tools"], name)
+        {
+            (namespace, *name) = (Some(space.to_owned()), function.to_owned());
+        }
         let prefix = match part {
             Part::Thinking => "rs",
             Part::Text => "msg",
@@ -200,6 +213,7 @@ impl ResponsesWriter {
         self.output.push(OutputItem {
             id: new_id(prefix),
             part,
+            namespace,
             text,
             entries,
             status: "in_progress",
@@ -262,7 +276,9 @@ impl ResponsesWriter {
     fn keep(&mut self, response: &Value) {
         if let Some((earlier, input)) = self.keeping.items.take() {
             let response = response.to_string();
-            self.keeping.store.keep(Stored { id: self.id.clone(), earlier, input, response });
+            let output_ids = self.output.iter().map(|item| item.id.clone()).collect();
+            let stored = Stored { id: self.id.clone(), earlier, input, response, output_ids };
+            self.keeping.store.keep(stored);
         }
     }
 }
@@ -291,7 +307,6 @@ impl ResponseWriter for ResponsesWriter {
             self.entries.append(&mut delta.logprobs);
         }
         if !delta.reasoning.is_empty() {
-            self.n_thought_tokens += 1;
             self.entries.clear();
         }
         let events = self.parts.push(delta);

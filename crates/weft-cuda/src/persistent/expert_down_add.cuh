@@ -1,0 +1,182 @@
+// `expert_down_add` in the persistent kernel: a block has rows of the residual stream, as in
+// `down_add`, of every expert that is used. Only models with experts include this file.
+//
+// Two tiles of an expert take the rows of a product, tokens its columns. The products of a pair of
+// tiles wait until those of all experts are there; then they are weighed and added, token by token,
+// in the order of experts: that of kernels/experts.cuh, so the same bits.
+#pragma once
+
+#include "generated/experts.cuh"
+#include "kernels/routing.cuh"
+#include "persistent/expert_gate_up.cuh"
+#include "persistent/launch.cuh"
+#include "persistent/product.cuh"
+
+// Calls `work` with the matrix of a layer.
+template <class Work> __device__ __forceinline__ void with_expert_down(u32 variant, Work work) { EXPERT_DOWN_MATRICES(CALL_WITH_MATRIX) }
+
+// ---- loading ------------------------------------------------------------------------------------
+// The copying warp: pairs of the block's tiles, each of all experts that are used. False where the
+// block has left.
+template <class W> __device__ __forceinline__ bool load_expert_down(Copier &copier, const Distinct &used, const u8 *weights, const TileRange &own) {
+    using Stage = TileStage<W, EXPERT_UNITS>;
+    copier.in_flight = Stage::in_flight(EXPERTS_IN_FLIGHT);
+    const u64 each = expert_bytes<W>((HIDDEN + 7) / 8, EXPERT_UNITS);
+    const int n = used.n;
+    for (int pair = own.first; pair < own.end; pair += 2) {
+        const int n_tiles = min(2, own.end - pair);
+        const auto tile = [&](int expert, int i) { return weights + used.experts[expert] * each + tile_place<W>(pair + i, EXPERT_UNITS); };
+        if constexpr (Stage::PAIRS > 0)
+            for (int first = 0; first < n; first += Stage::PAIRS) {
+                const int n_experts = min(Stage::PAIRS, n - first);
+                const bool pushed = copier.push(n_experts * n_tiles * Stage::ROOM, [&](u8 *stage, u64 *full) {
+                    // Two tiles follow one another.
+                    for (int i = 0; i < n_experts; ++i) copy(stage + i * (2 * Stage::ROOM), tile(first + i, 0), n_tiles * Stage::ROOM, full, copier.lane);
+                });
+                if (!pushed) return false;
+            }
+        else
+            for (int i = 0; i < n * Stage::STRIPS * n_tiles; ++i) {
+                const int strip = i / n_tiles % Stage::STRIPS;
+                const bool pushed = copier.push(WARPS * Stage::width(strip) * W::BYTES, [&](u8 *stage, u64 *full) {
+                    Stage::copy_strip(stage, tile(i / (n_tiles * Stage::STRIPS), i % n_tiles), strip, W::BYTES, full, copier.lane);
+                });
+                if (!pushed) return false;
+            }
+    }
+    return true;
+}
+
+// ---- computing ----------------------------------------------------------------------------------
+// Sums of warps, and products: where a block's other products have their sums.
+constexpr int PRODUCT_ROOM = FEW * N_CHOSEN * 16, EXPERT_SUMS = (int)(sizeof(WarpSums) / 4) - PRODUCT_ROOM;
+static_assert(EXPERT_SUMS >= 2 * WARPS * 64, "there is room for an expert of eight tokens");
+
+// A warp's eighth of rows of h, once they are there, into its stage: [row][unit][4] chunks of eight
+// columns. Columns beyond the last are zero and nobody sends them.
+__device__ __forceinline__ void await_inputs(Block &block, const Distinct &used, u32 first_row, u32 n_rows) {
+    constexpr u32 OF_ROW = EXPERT_UNITS * 8, ALL = (N_CHOSEN * OF_ROW + 31) / 32, AT_ONCE = ALL < 8 ? ALL : 8; // pieces of four columns
+    const u32 n_pieces = n_rows * OF_ROW, number = block.number_before(1);
+    __syncwarp();
+#pragma unroll 1
+    for (u32 first = 0; first < n_pieces; first += 32 * AT_ONCE) {
+        const u64 *from[AT_ONCE];
+        bool second[AT_ONCE];
+        TwoWords got[AT_ONCE];
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; ++i) {
+            const u32 piece = first + i * 32 + block.lane, column = block.warp * (EXPERT_UNITS * 32) + piece % OF_ROW * 4;
+            const bool there = piece < n_pieces && column < EXPERT_INTER;
+            from[i] = there ? block.launch.h + used.sources[first_row + piece / OF_ROW] * (EXPERT_STRIDE / 2) + column / 2 : nullptr;
+            second[i] = column + 2 < EXPERT_INTER;
+        }
+        block.watch.until([&] {
+            bool all = true;
+#pragma unroll
+            for (int i = 0; i < AT_ONCE; ++i) {
+                got[i] = {0, 0};
+                if (!from[i]) continue;
+                got[i] = load_two_relaxed(from[i]);
+                all &= number_of(got[i].first) == number && (number_of(got[i].second) == number || !second[i]);
+            }
+            return all;
+        });
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; ++i) {
+            const u32 piece = first + i * 32 + block.lane;
+            if (piece < n_pieces) ((uint2 *)block.x)[piece] = make_uint2(value_of(got[i].first), second[i] ? value_of(got[i].second) : 0);
+        }
+    }
+    __syncwarp();
+}
+
+// A warp's sums of a pair of tiles of an expert, whose input lies at `x`.
+template <class W, bool ONE> struct ExpertPair {
+    using Stage = TileStage<W, EXPERT_UNITS>;
+    using F = typename W::Form;
+    static constexpr bool IS_EVEN = EXPERT_UNITS % Stage::STRIP == 0 && Stage::STRIP % units_together(Stage::STRIP) == 0;
+
+    static __device__ __forceinline__ void add(float (&sum)[4], Block &block, int expert, int n_experts, int n_tiles, const uint4 *x, u32 zero) {
+        Stages &stages = block.stages;
+#pragma unroll 1
+        for (int strip = 0; strip < Stage::STRIPS; ++strip) {
+            const int width = Stage::width(strip), in_stage = Stage::PAIRS > 0 ? expert % max(Stage::PAIRS, 1) : 0;
+            if (Stage::PAIRS == 0) stages.wait_for_all(n_tiles, block.lane);
+            else if (in_stage == 0) stages.wait_for_all(1, block.lane);
+            const u8 *upper = stages.at(0) + in_stage * (2 * Stage::ROOM) + block.warp * width * F::BYTES;
+            // A tile without another is both.
+            const u8 *lower = n_tiles == 1 ? upper : Stage::PAIRS == 0 ? stages.at(1) + block.warp * width * F::BYTES : upper + Stage::ROOM;
+            add_strip<F, Stage::STRIP, IS_EVEN, ONE>(sum, upper, lower, x + strip * (Stage::STRIP * 4), width, 1, block.lane, zero);
+            if (Stage::PAIRS == 0) stages.release(n_tiles, block.lane);
+            else if (in_stage + 1 == Stage::PAIRS || expert + 1 == n_experts) stages.release(1, block.lane);
+        }
+    }
+};
+
+// x += sum of weight * (h * W), rounded once.
+template <class W, bool ONE> __device__ __forceinline__ void add_expert_products(Block &block) {
+    const Launch &launch = block.launch;
+    const Distinct &used = block.shared.used;
+    const TileRange own = block.shared.own.hidden;
+    if (own.first == own.end) return;
+    float *sums = (float *)&block.shared.scratch.sums, *products = sums + EXPERT_SUMS;
+    const u32 n_tokens = ONE ? 1 : block.n_tokens, each = n_tokens * 8, zero = unknown_zero(); // sums of a tile
+    const int n = ONE ? N_CHOSEN : used.n, most_experts = EXPERT_SUMS / (2 * WARPS * each);
+    const u32 most_rows = x_units(n_tokens) / EXPERT_UNITS, own_token = min((u32)block.lane / 4, n_tokens - 1);
+    meet(); // the sums of the product before have been read
+#pragma unroll 1
+    for (int pair = own.first; pair < own.end; pair += 2) {
+        const int n_tiles = min(2, own.end - pair);
+        int end = 0;
+#pragma unroll 1
+        for (int first = 0; first < n; first = end) {
+            for (end = first + 1; end < n && end < first + most_experts && used.first_row[end + 1] - used.first_row[first] <= most_rows;) ++end;
+            const u32 first_row = used.first_row[first];
+            await_inputs(block, used, first_row, used.first_row[end] - first_row);
+#pragma unroll 1
+            for (int i = first; i < end; ++i) {
+                // Tokens that do not use the expert may have any input: columns do not mix.
+                const u32 row = used.has(i, own_token) ? used.row(i, own_token) : used.first_row[i];
+                float sum[4] = {}, *to = sums + ((i - first) * 2 * WARPS + block.warp) * each;
+                ExpertPair<W, ONE>::add(sum, block, i, n, n_tiles, block.x + (row - first_row) * (EXPERT_UNITS * 4) + block.lane % 4, zero);
+                const PairPlace place = {to, to + WARPS * each, n_tokens, block.lane};
+                place.each([&](float &upper, float &lower, int e) INLINED { upper = sum[e], lower = sum[2 + e]; });
+            }
+            meet();
+            // A thread adds up the eighths of one product.
+#pragma unroll 1
+            for (u32 i = block.thread(); i < (end - first) * 2 * each; i += WARPS * 32) {
+                const u32 tile = i / each, at = i % each, expert = first + tile / 2;
+                if (!used.has(expert, at / 8)) continue;
+                const float *of = sums + tile * WARPS * each + at;
+                float total = of[0];
+#pragma unroll
+                for (int w = 1; w < WARPS; ++w) total += of[w * each];
+                products[used.sources[used.row(expert, at / 8)] * 16 + tile % 2 * 8 + at % 8] = total;
+            }
+            meet();
+        }
+#pragma unroll 1
+        for (u32 i = block.thread(); i - block.lane < n_tokens * 16; i += WARPS * 32) {
+            const u32 token = min(i / 16, n_tokens - 1), r = pair * 8 + i % 16;
+            const bool there = i < n_tokens * 16 && i % 16 / 8 < n_tiles;
+            u16 value = 0;
+            if (there && r < HIDDEN) {
+                float sum = 0.0f;
+#pragma unroll 4
+                for (int route = 0; route < N_CHOSEN; ++route)
+                    sum += __fmul_rn(used.routes[token][route].weight, products[(token * N_CHOSEN + route) * 16 + i % 16]);
+                u16 &before = block.shared.residual[r - own.first * 8][token];
+                before = value = round_one(widen(before) + sum);
+                if (block.is_last()) launch.plain.x[(u64)token * HIDDEN_STRIDE + r] = value;
+            }
+            publish_row(launch.x + token * (HIDDEN_STRIDE / 2), r, HIDDEN, there, value, block.number);
+        }
+    }
+}
+__device__ __forceinline__ void compute_expert_down(Block &block) {
+    with_expert_down(block.layer().variants.down, [&](auto matrix) INLINED {
+        if (block.n_tokens == 1) add_expert_products<decltype(matrix), true>(block);
+        else add_expert_products<decltype(matrix), false>(block);
+    });
+}
