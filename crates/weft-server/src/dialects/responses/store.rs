@@ -112,9 +112,9 @@ impl Store {
             };
             let Value::Array(output) = response["output"].take() else { continue };
             for item in output {
-                match item["id"].as_str().filter(|id| wanted.contains(id)).map(str::to_owned) {
-                    Some(id) => drop(found.insert(id, item)),
-                    None => {}
+                let id = item["id"].as_str().filter(|id| wanted.contains(id)).map(str::to_owned);
+                if let Some(id) = id {
+                    found.insert(id, item);
                 }
             }
         }
