@@ -31,9 +31,10 @@ kernels:
 kernels-all:
 	LD_LIBRARY_PATH="$$(tools/nvrtc.sh)" WEFT_REQUIRE_NVRTC=1 WEFT_EVERY_KERNEL=1 cargo test -p weft-cuda --test compile --test compile_experts
 
-# Runs the persistent kernel's source on the CPU, under two orders of blocks and copies; needs g++ on x86-64.
+# Runs the persistent kernel's source on the CPU, under two orders of blocks and copies, and records what
+# passes; needs g++ on x86-64.
 emulate:
-	tools/emulate/emulate.py
+	tools/emulate/emulate.py --record
 
 # Tests the CUDA device; fails if there is none.
 gpu:

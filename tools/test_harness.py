@@ -1,13 +1,16 @@
 """Checks of what runs the tests: `python3 -m unittest tools/test_harness.py`."""
 
 import os
+import pathlib
 import subprocess
 import sys
 import tempfile
 import unittest
+import unittest.mock
 
 TOOLS = os.path.dirname(os.path.abspath(__file__))
-sys.path.insert(0, TOOLS)
+sys.path[:0] = [TOOLS, os.path.join(TOOLS, "emulate")]
+import emulate  # noqa: E402
 import test_summary  # noqa: E402
 
 
@@ -69,6 +72,93 @@ Ran 3 tests in 0.100s
         last, refused = test_summary.summary(self.LOG, "no NVRTC\ta\nno clients\t\n")
         self.assertEqual(last, "ran 11, skipped 2 (no NVRTC: 1, no clients: 1)")
         self.assertEqual(refused, ["a: no NVRTC", "a suite: no clients"])
+
+
+class Emulation(unittest.TestCase):
+    """What passed is run again if anything changed that it depends on, and is not run otherwise."""
+
+    FILES = {
+        "tools/emulate/harness.cpp": '#include <stdio.h>\n#include "kernels/a.cuh"\n#include "generated/c.cuh"\n',
+        "crates/weft-cuda/src/kernels/a.cuh": '#include "kernels/b.cuh"\n',
+        "crates/weft-cuda/src/kernels/b.cuh": "int b;\n",
+        "crates/weft-cuda/src/kernels/other.cuh": "int other;\n",
+        "crates/weft-cuda/examples/emulation.rs": "use weft_core::reference::{Reference};\n",
+        "crates/weft-testing/src/lib.rs": "pub mod parity;\n",
+        "crates/weft-core/src/lib.rs": "pub mod reference;\n",
+        "crates/weft-core/src/reference/mod.rs": "use crate::{plan, rope::Table};\n"
+        "#[cfg(test)]\nmod tests {\n    use crate::engine::Engine;\n}\n",
+        "crates/weft-core/src/plan.rs": "use crate::dtype::Dtype;\n",
+        "crates/weft-core/src/rope.rs": "",
+        "crates/weft-core/src/dtype.rs": "",
+        "crates/weft-core/src/engine/mod.rs": "use crate::plan::plan;\n",
+        "headers/generated/c.cuh": "int c;\n",
+    }
+
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.root = pathlib.Path(folder.name)
+        for name, text in self.FILES.items():
+            path = self.root / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+        places = dict(ROOT=self.root, HERE=self.root / "tools/emulate", CORE=self.root / "crates/weft-core/src")
+        for name, path in places.items():
+            patched = unittest.mock.patch.object(emulate, name, path)
+            patched.start()
+            self.addCleanup(patched.stop)
+
+    def hash(self):
+        return emulate.hash_of(self.root / "headers", "tiny")
+
+    def test_a_change_of_what_is_emulated_changes_the_hash(self):
+        unrelated = {"crates/weft-cuda/src/kernels/other.cuh", "crates/weft-core/src/engine/mod.rs"}
+        for name, text in self.FILES.items():
+            before = self.hash()
+            (self.root / name).write_text(text + "// changed\n")
+            check = self.assertEqual if name in unrelated else self.assertNotEqual
+            check(self.hash(), before, name)
+        before = self.hash()
+        (self.root / "headers/matrices").write_bytes(b"1")
+        self.assertNotEqual(self.hash(), before)
+
+    def run_models(self, *words, passes=True):
+        """Runs two models with stand-ins for the compiler and the cases; how many cases ran, and the exit code."""
+        skipped = self.root / "skipped"
+        stands_in = dict(
+            PASSED=self.root / "passed.txt",
+            headers=unittest.mock.Mock(),
+            hash_of=lambda _, model: f"hash-of-{model}",
+            build=unittest.mock.Mock(),
+            check=unittest.mock.Mock(return_value=(passes, "")),
+        )
+        argv = ["emulate.py", "--models", "tiny", "spare", "--log", os.devnull, *words]
+        with (
+            unittest.mock.patch.multiple(emulate, **stands_in),
+            unittest.mock.patch.object(sys, "argv", argv),
+            unittest.mock.patch.dict(os.environ, WEFT_SKIPPED=str(skipped)),
+            self.assertRaises(SystemExit) as end,
+        ):
+            emulate.main()
+        return stands_in["check"].call_count, int(end.exception.code), skipped.read_text() if skipped.exists() else ""
+
+    def test_what_passed_is_recorded_and_then_skipped(self):
+        n_cases = len(emulate.CASES) + len(emulate.SPARE_CASES)
+        self.assertEqual(self.run_models("--record", passes=False), (n_cases, 1, ""))
+        self.assertEqual(self.run_models("--changed"), (n_cases, 0, ""), "a failure is not recorded")
+        self.assertEqual(self.run_models("--record"), (n_cases, 0, ""))
+        self.assertEqual(self.run_models("--changed"), (0, 0, "emulation unchanged\t\n" * 2))
+        self.assertEqual(self.run_models()[0], n_cases, "without the flag, everything runs")
+
+    def test_the_files_of_this_tree_are_found(self):
+        unittest.mock.patch.stopall()
+        found = {str(path.relative_to(emulate.CORE)) for path in emulate.reference()}
+        self.assertLessEqual({"reference/attend.rs", "rope.rs", "device/step.rs"}, found)
+        self.assertNotIn("engine/mod.rs", found)
+        with tempfile.TemporaryDirectory() as folder:
+            files = emulate.sources(pathlib.Path(folder))
+        self.assertLessEqual({"harness.cpp", "cuda.h", "kernels/ptx.cuh", "kernels/base.cuh"}, set(files))
+
 
 
 if __name__ == "__main__":

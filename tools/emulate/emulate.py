@@ -1,21 +1,26 @@
 #!/usr/bin/env python3
 """Runs the persistent kernel's source on the CPU, and those that it shares pages with: no GPU, no CUDA, a C++ compiler and cargo.
 
-    tools/emulate/emulate.py [--models MODEL ...] [--against REVISION] [--log FILE]
+    tools/emulate/emulate.py [--models MODEL ...] [--against REVISION] [--log FILE] [--record | --changed]
 
 Kernels are compiled as they lie in crates/weft-cuda/src, with kernels/ptx.cuh of this folder in the place of theirs.
 Each case is run with two orders of blocks and copies; everything that was written must be the same. Every op must give
 what the reference device gives for the same input, within the bounds that hold on a GPU (tests/parity.rs). Attention
 must be the same bits in `attend` and `attend_block`. With a revision, its kernels are run too, and must leave the same
 bits after every op. See cuda.h for what is emulated, and what is not.
+
+passed.txt has a hash of everything that a model's result depends on, as it was when the model passed. `--record` writes
+it. `--changed` skips the models whose hash still holds, and counts each as skipped.
 """
 
 import argparse
 import concurrent.futures
 import functools
+import hashlib
 import json
 import os
 import pathlib
+import re
 import subprocess
 import sys
 import tempfile
@@ -23,6 +28,8 @@ import tempfile
 HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 KERNELS = "crates/weft-cuda/src/"
+CORE = ROOT / "crates/weft-core/src"
+PASSED = HERE / "passed.txt"
 TINY = dict(hidden_size=30, num_attention_heads=6, num_key_value_heads=2, head_dim=10, intermediate_size=37, vocab_size=101)
 ODD = dict(hidden_size=301, num_attention_heads=15, num_key_value_heads=3, head_dim=46, intermediate_size=533, vocab_size=397)
 # Rows of more than twelve units a warp, which are packed in strips.
@@ -103,12 +110,75 @@ def host(*arguments):
     return ran.stderr if ran.returncode else ""
 
 
-def build(folder, model, revision):
-    program = folder / f"{model}-{revision or 'here'}"
+def headers(folder, model):
+    """Has the host write what a model's kernels are compiled with."""
     (folder / "matrices").unlink(missing_ok=True)
     failed = host("headers", config(model), FORMS.get(model, "plain"), MODELS[model][2], folder)
     if failed:
         sys.exit(failed)
+
+
+def sources(folder):
+    """The harness, and every file that it includes from these folders, with their texts."""
+    found, names = {}, ["harness.cpp"]
+    while names:
+        name = names.pop()
+        path = next((p for p in (base / name for base in (folder, HERE, ROOT / KERNELS)) if p.is_file()), None)
+        if path and name not in found:
+            found[name] = path.read_bytes()
+            # Files name others from one of the folders, or from where they lie themselves.
+            for other in re.findall(rb'^\s*#\s*include\s*"([^"]+)"', found[name], re.M):
+                names += [other.decode(), os.path.normpath(os.path.join(os.path.dirname(name), other.decode()))]
+    return found
+
+
+def reference():
+    """The files of weft-core that the host's check depends on: the modules that it names, and those that they name."""
+    modules, names = set(), ["lib", *named("weft_core", ROOT / "crates/weft-cuda/examples/emulation.rs")]
+    while names:
+        name = names.pop()
+        if name not in modules:
+            modules.add(name)
+            names += named("crate", *module(name)) if name != "lib" else []
+    return sorted(path for name in modules for path in module(name))
+
+
+def module(name):
+    """The files of a module of weft-core."""
+    return [path for path in [CORE / f"{name}.rs", *(CORE / name).rglob("*.rs")] if path.is_file()]
+
+
+def named(crate, *paths):
+    """The modules of a crate that some files name, without their tests."""
+    code = (path.read_text().split("#[cfg(test)]\nmod tests {")[0] for path in paths if path.name != "tests.rs")
+    text = "\n".join(code)
+    lists = re.findall(rf"\b{crate}::\{{([^}}]*)}}", text)
+    return re.findall(rf"\b{crate}::([a-z_]+)", text) + re.findall(r"[a-z_]+", " ".join(lists))
+
+
+def hash_of(folder, model):
+    """A hash of everything that the result for a model depends on; the folder has its headers."""
+    hashed = hashlib.sha256(pathlib.Path(__file__).read_bytes())
+    hashed.update(subprocess.run(["g++", "-dumpversion"], check=True, capture_output=True).stdout)
+    matrices = folder / "matrices"
+    hashed.update(matrices.read_bytes() if matrices.exists() else b"")
+    for name, text in sorted(sources(folder).items()):
+        hashed.update(f"{name} {len(text)}\n".encode() + text)
+    checks = [ROOT / "crates/weft-cuda/examples/emulation.rs", *sorted((ROOT / "crates/weft-testing/src").rglob("*.rs"))]
+    for path in checks + reference():
+        text = path.read_bytes()
+        hashed.update(f"{path.relative_to(ROOT)} {len(text)}\n".encode() + text)
+    return hashed.hexdigest()
+
+
+def passed():
+    """The hash of each model that passed."""
+    return dict(line.split() for line in PASSED.read_text().splitlines()) if PASSED.exists() else {}
+
+
+def build(folder, model, revision):
+    program = folder / f"{model}-{revision or 'here'}"
+    headers(folder, model)
     # The first folder that has a file wins: emitted headers, then ptx.cuh of this folder, then what kernels are.
     folders = [f"-I{path}" for path in (folder, HERE, kernels(folder, revision))]
     command = ["g++", "-O2", "-std=c++17", "-w", "-fpermissive", "-fno-strict-aliasing"]
@@ -142,11 +212,21 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--against", metavar="REVISION", help="whose kernel must leave the same bits; its `Launch` and lists must be this one's")
     parser.add_argument("--models", nargs="*", choices=MODELS, default=list(MODELS))
+    recording = parser.add_mutually_exclusive_group()
+    recording.add_argument("--record", action="store_true", help="write down which models passed")
+    recording.add_argument("--changed", action="store_true", help="skip models that passed as they are")
     parser.add_argument("--log", type=argparse.FileType("w"), default=sys.stdout)
     arguments = parser.parse_args()
     failures = 0
     with tempfile.TemporaryDirectory() as folder:
         for model in arguments.models:
+            headers(pathlib.Path(folder), model)
+            hashed, failed_before = hash_of(pathlib.Path(folder), model), failures
+            if arguments.changed and passed().get(model) == hashed:
+                print(f"{model}: skipped, it passed as it is", file=arguments.log, flush=True)
+                with open(os.environ.get("WEFT_SKIPPED", os.devnull), "a", encoding="utf-8") as skips:
+                    skips.write("emulation unchanged\t\n")
+                continue
             here = build(pathlib.Path(folder), model, None)
             there = build(pathlib.Path(folder), model, arguments.against) if arguments.against else None
             own = {"spare": SPARE_CASES, "alone": ALONE_CASES}
@@ -157,6 +237,9 @@ def main():
                     good, said = job.result()
                     failures += not good
                     print(f"{model} {case}: {said}", file=arguments.log, flush=True)
+            if arguments.record and failures == failed_before:
+                lines = passed() | {model: hashed}
+                PASSED.write_text("".join(f"{name} {lines[name]}\n" for name in sorted(lines)))
     sys.exit(failures > 0)
 
 

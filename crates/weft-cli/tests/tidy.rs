@@ -47,6 +47,33 @@ fn every_file_says_what_it_owns() {
     }
 }
 
+/// Cargo runs `tests/*.rs` and `tests/*/main.rs`. Any other file is a module of one of them.
+#[test]
+fn every_test_file_is_part_of_a_program() {
+    for folder in std::fs::read_dir(root().join("crates")).unwrap() {
+        let tests = folder.unwrap().path().join("tests");
+        let mut found = Vec::new();
+        if tests.exists() {
+            files(&tests, &[".rs"], &mut found);
+        }
+        let texts = found.iter().map(|path| std::fs::read_to_string(path).unwrap());
+        let named: Vec<String> = texts
+            .flat_map(|text| text.lines().map(str::to_owned).collect::<Vec<_>>())
+            .filter_map(|line| {
+                Some(line.trim().strip_prefix("mod ")?.strip_suffix(';')?.to_owned())
+            })
+            .collect();
+        let stem = |path: &Path| path.file_stem().unwrap().to_string_lossy().into_owned();
+        for path in found {
+            let folder = path.parent().unwrap();
+            let is_program =
+                folder == tests || stem(&path) == "main" && folder.parent().unwrap() == tests;
+            let name = if stem(&path) == "mod" { stem(folder) } else { stem(&path) };
+            assert!(is_program || named.contains(&name), "{} is never run", path.display());
+        }
+    }
+}
+
 #[test]
 fn every_op_has_its_files_and_its_row() {
     let plan = std::fs::read_to_string(root().join("crates/weft-core/src/plan.rs")).unwrap();

@@ -27,7 +27,7 @@ use weft_core::weights::{
     Form, Forms, Gguf, Safetensors, Weights, parameters, shards_of_index, tensors,
 };
 use weft_server::Loaded;
-use weft_server::fuzzing::Reader;
+use weft_server::fuzzing::{self, Reader};
 use weft_testing::stub;
 
 pub use models::{CONFIG, PACKED_CONFIG, packed_configs};
@@ -38,16 +38,18 @@ pub use seal::remote as sealed_remote;
 pub type Target = (&'static str, fn(&[u8]));
 
 /// All targets.
-pub const TARGETS: [Target; 9] = [
+pub const TARGETS: [Target; 11] = [
     ("chunk_file", chunk_file),
     ("config", config),
     ("gguf", gguf),
+    ("grammar", grammar),
     ("parcel", parcel),
     ("remote", remote),
     ("request", request),
     ("safetensors", safetensors),
     ("template", template),
     ("tokenizer", tokenizer),
+    ("tool_calls", tool_calls),
 ];
 
 /// The model that chunk files of the corpora belong to.
@@ -244,12 +246,7 @@ fn of_parcels() -> &'static (Arc<Tokenizer>, Arc<Template>) {
 /// The body of a chat, or by its first character: of a completion (`0`), of Anthropic's Messages
 /// (`1`), of OpenAI's Responses (`2`), of Ollama's routes (`3`).
 pub fn request(input: &[u8]) {
-    static READER: OnceLock<Reader> = OnceLock::new();
-    let reader = READER.get_or_init(|| {
-        let model = stub::model();
-        let engine = stub::engine(&model, "a", &Arc::default());
-        Reader::new(&Loaded::new("tiny", model, engine))
-    });
+    let reader = reader();
     match input {
         [b'0', body @ ..] => reader.completion(body),
         [b'1', body @ ..] => reader.messages(body),
@@ -257,6 +254,36 @@ pub fn request(input: &[u8]) {
         [b'3', body @ ..] => reader.ollama(body),
         body => reader.chat(body),
     };
+}
+
+/// A grammar as llama.cpp writes it, or by its first character: a regular expression (`0`), a JSON
+/// schema (`1`).
+pub fn grammar(input: &[u8]) {
+    let Ok(text) = std::str::from_utf8(input) else { return };
+    match input {
+        [b'0', ..] => reader().regex(&text[1..]),
+        [b'1', schema @ ..] => reader().schema(schema),
+        _ => reader().grammar(text),
+    };
+}
+
+/// What a model wrote where it may call tools. The first byte chooses the form of calls, the size
+/// of the pieces in which the text comes, and whether it was cut off.
+pub fn tool_calls(input: &[u8]) {
+    let [first, text @ ..] = input else { return };
+    let Ok(text) = std::str::from_utf8(text) else { return };
+    let (style, rest) = (first % 3, first / 3);
+    fuzzing::tool_calls(text, style, usize::from(1 + rest / 2 % 8), rest % 2 == 1);
+}
+
+/// Reads bodies and rules for the bundled model.
+fn reader() -> &'static Reader {
+    static READER: OnceLock<Reader> = OnceLock::new();
+    READER.get_or_init(|| {
+        let model = stub::model();
+        let engine = stub::engine(&model, "a", &Arc::default());
+        Reader::new(&Loaded::new("tiny", model, engine))
+    })
 }
 
 /// A folder with a store, and a file beside it.

@@ -1,4 +1,4 @@
-//! Gives the fuzz targets in `fuzz/` access to the request parsers.
+//! Gives the fuzz targets in `fuzz/` access to the parsers of requests, grammars and answers.
 //!
 //! Runs every check that a body passes before it reaches the engine, without a socket or a thread.
 
@@ -15,6 +15,7 @@ use crate::grammars::Rule;
 use crate::http::parse;
 use crate::model_info::{Loaded, ModelInfo};
 use crate::requests::ChatRequest;
+use crate::responses::{CallStyle, calls_in_pieces};
 
 /// Reads bodies for one model.
 pub struct Reader(ModelInfo);
@@ -88,6 +89,22 @@ impl Reader {
         read().is_ok()
     }
 
+    /// Compiles a grammar as llama.cpp writes it. False if it is refused.
+    pub fn grammar(&self, text: &str) -> bool {
+        self.follow(Some(&Rule::Grammar(text.to_owned()))).is_ok()
+    }
+
+    /// Compiles a regular expression. False if it is refused.
+    pub fn regex(&self, text: &str) -> bool {
+        self.follow(Some(&Rule::Regex(text.to_owned()))).is_ok()
+    }
+
+    /// Compiles a JSON schema. False if it is refused.
+    pub fn schema(&self, json: &[u8]) -> bool {
+        let Ok(schema) = serde_json::from_slice(json) else { return false };
+        self.follow(Some(&Rule::Json(schema))).is_ok()
+    }
+
     /// Compiles a rule and computes which first tokens it allows.
     fn follow(&self, rule: Option<&Rule>) -> Result<(), ApiError> {
         let Some(rule) = rule else { return Ok(()) };
@@ -96,5 +113,22 @@ impl Reader {
         // If a rule cannot be followed, the answer fails; the parser has done its part.
         let _ = constraint.allow(&mut mask);
         Ok(())
+    }
+}
+
+/// Reads an answer's calls of tools, as a whole and in pieces of `size` characters. Panics if the
+/// two differ, or if the arguments of complete calls are no JSON. `style` is the number of the form
+/// in which calls are written; `is_cut` says that the answer ended too early.
+pub fn tool_calls(text: &str, style: u8, size: usize, is_cut: bool) {
+    let style = [CallStyle::Hermes, CallStyle::Tags, CallStyle::Bare][usize::from(style % 3)];
+    let starts = text.char_indices().step_by(size.max(1)).map(|(at, _)| at);
+    let starts: Vec<usize> = starts.chain([text.len()]).collect();
+    let pieces = starts.windows(2).map(|ends| &text[ends[0]..ends[1]]);
+    let whole = calls_in_pieces(style, [text], is_cut);
+    assert_eq!(calls_in_pieces(style, pieces, is_cut), whole, "pieces of {size}");
+    let (_, calls, is_complete) = whole;
+    for (_, arguments) in calls.iter().filter(|_| is_complete) {
+        let json: Result<serde_json::Value, _> = serde_json::from_str(arguments);
+        assert!(json.is_ok(), "arguments {arguments}");
     }
 }

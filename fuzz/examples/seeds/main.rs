@@ -1,5 +1,6 @@
 //! Writes the seeds of all corpora, from the test data of the project: `cargo run --example seeds`.
 
+mod answers;
 mod gguf;
 mod remote;
 
@@ -49,6 +50,12 @@ fn main() {
         let refusals: Vec<_> = named.map(|(_, config)| open(config)).collect();
         assert!(refusals.iter().any(Option::is_none), "{name} is no valid seed: {refusals:?}");
         write("safetensors", name, bytes);
+    }
+    for (target, seeds) in [("grammar", answers::grammars()), ("tool_calls", answers::tool_calls())]
+    {
+        for (i, seed) in seeds.iter().enumerate() {
+            write(target, &format!("seed-{i}"), seed.as_bytes());
+        }
     }
     requests(&read(data.join("prompts/conversations.json")));
     rows();

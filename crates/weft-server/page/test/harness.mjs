@@ -53,7 +53,7 @@ afterEach(async () => {
 export async function visit({ width = 1280, height = 860, expects = [], address = server.address, ...options } = {}) {
   const context = await browser.newContext({ viewport: { width, height }, reducedMotion: 'reduce', acceptDownloads: true, ...options });
   const page = await context.newPage();
-  page.setDefaultTimeout(20_000);
+  page.setDefaultTimeout(60_000);
   const troubles = [];
   const foreign = [];
   page.on('console', (message) => {

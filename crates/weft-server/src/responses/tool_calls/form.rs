@@ -125,6 +125,11 @@ pub(super) fn opening(call: &str) -> Opening<'_> {
     }
 }
 
+/// Whether the tag that ends a call is in the text before its rest.
+pub(super) fn is_closed(text: &str, rest: &str) -> bool {
+    text[..text.len() - rest.len()].contains(CLOSE)
+}
+
 /// Reads tokens of JSON from the start of a text.
 struct Reader<'t> {
     rest: &'t str,

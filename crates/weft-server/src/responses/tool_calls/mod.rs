@@ -7,18 +7,20 @@
 
 mod form;
 mod mender;
+mod pieces;
 mod tags;
 #[cfg(test)]
 mod tests;
 
 use std::sync::Arc;
 
-use self::form::{CLOSE, END_FUNCTION, FUNCTION, OPEN, Opening, opening, read_calls};
+use self::form::{CLOSE, END_FUNCTION, FUNCTION, OPEN, Opening, is_closed, opening, read_calls};
 use self::mender::JsonMender;
 use self::tags::TagCall;
 use super::response_id;
 
 pub(crate) use self::form::{CallStyle, ToolForm};
+pub(crate) use self::pieces::calls_in_pieces;
 
 /// A part of a call: its beginning, more of its arguments, or both.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -306,6 +308,10 @@ impl ToolCallStream {
         }
         let waits_for_tag = opener == Opener::Tag(OPEN);
         match opening(inner) {
+            // A tag in the name ends the call, as it does if the rest has not come yet.
+            Opening::Call(_, rest) if waits_for_tag && is_closed(inner, rest) => {
+                self.read_whole(opener, found)
+            }
             Opening::Call(name, arguments) if self.may_call(opener, &name) => {
                 self.held = arguments.to_owned();
                 self.begin_named(name, found);
@@ -455,7 +461,7 @@ impl ToolCallStream {
             rest = &rest[end..];
         }
         if at != Skipped::End {
-            let after = rest.trim_start_matches(['}', ' ', '\t', '\r', '\n']);
+            let after = rest.trim_start_matches(|c: char| c == '}' || c.is_whitespace());
             at = if after.len() < rest.len() { Skipped::Braces } else { at };
             rest = after;
         }

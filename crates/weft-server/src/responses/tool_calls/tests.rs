@@ -1,43 +1,10 @@
 //! Calls in every form, however the text is cut.
 
 use proptest::prelude::*;
-use serde_json::{Value, json};
+use serde_json::Value;
 
+use super::pieces::{Parsed, calls_in_pieces as parsed, form};
 use super::*;
-
-/// The text, the calls, and whether all of them are complete.
-type Parsed = (String, Vec<(String, String)>, bool);
-
-fn form(style: CallStyle) -> Arc<ToolForm> {
-    let tool = |name: &str| {
-        json!({"type": "function", "function": {"name": name, "parameters": {"type": "object",
-            "properties": {"a": {"type": "string"}, "n": {"type": "integer"}}}}})
-    };
-    Arc::new(ToolForm::new(style, &["f", "g", "h"].map(tool)))
-}
-
-/// What a stream makes of a text that comes in these pieces.
-fn parsed<'t>(style: CallStyle, pieces: impl IntoIterator<Item = &'t str>, is_cut: bool) -> Parsed {
-    let mut stream = ToolCallStream::new(form(style));
-    let mut content = String::new();
-    let mut calls: Vec<CallDelta> = Vec::new();
-    let mut add = |found: Found| {
-        content.push_str(&found.before);
-        content.push_str(&found.after);
-        for delta in found.calls {
-            let is_new = delta.beginning.is_some();
-            assert_eq!(delta.index, calls.len() - usize::from(!is_new), "in order");
-            append(&mut calls, vec![delta]);
-        }
-    };
-    for piece in pieces {
-        add(stream.push(piece));
-    }
-    add(stream.finish(is_cut));
-    let is_complete = stream.has_complete_calls();
-    let named = |call: CallDelta| (call.beginning.unwrap().name, call.arguments);
-    (content, calls.into_iter().map(named).collect(), is_complete)
-}
 
 /// The pieces of `size` characters of a text.
 fn pieces(text: &str, size: usize) -> Vec<String> {
@@ -207,6 +174,20 @@ fn what_is_no_call_stays_text() {
     }
     let named = "<tool_call>{\"name\": \"f\"";
     assert_eq!(parsed(CallStyle::Hermes, [named], true).0, named, "cut off before its arguments");
+}
+
+#[test]
+fn a_tag_in_a_name_ends_the_call() {
+    let text = "<tool_call>{\"name\": \"f</tool_call>\", \"arguments\": {}}";
+    let (content, calls, _) = read_all(CallStyle::Hermes, text);
+    assert_eq!((&*content, calls), ("\", \"arguments\": {}}", called(&[("f", "{}")])));
+}
+
+#[test]
+fn any_white_space_after_a_call_belongs_to_it() {
+    let text = "<tool_call>{\"name\": \"f\", \"arguments\": {}}\u{3000}}\u{b}</tool_call>.";
+    let (content, calls, _) = read_all(CallStyle::Hermes, text);
+    assert_eq!((&*content, calls), (".", called(&[("f", "{}")])));
 }
 
 #[test]

