@@ -120,7 +120,7 @@ def run(program, case, seed, *dump):
     matrices = program.parent / "matrices"
     environment = dict(os.environ, **({"WEFT_MATRICES": str(matrices)} if matrices.exists() else {}))
     command = [program, *map(str, case), str(seed), *dump]
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=1800, env=environment)
     return ran.stdout if ran.returncode == 0 else f"failed: {ran.returncode}\n{ran.stdout[-500:]}"
 
 
