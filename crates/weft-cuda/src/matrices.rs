@@ -10,7 +10,7 @@ use weft_core::weights::{Forms, LayerTensor, Tensor};
 
 use crate::error::CudaError;
 use crate::shape::{
-    BLOCK_ROWS, COLUMN_STEP, Chip, Cut, SQUARE, TILE_ROWS, TILED_TOKENS, WARPS, padded,
+    BLOCK_ROWS, COLUMN_STEP, Chip, Cut, SQUARE, Shape, TILE_ROWS, TILED_TOKENS, WARPS, padded,
 };
 use crate::units::{COLUMNS as UNIT_COLUMNS, UnitForm};
 
@@ -390,6 +390,18 @@ impl Matrices {
         line(format!("constexpr u32 HEAD_FORMS = {};", self.norm_forms_of(&self.head.0)));
         line(format!("using EmbeddingMatrix = {};", self.embed.kernel_type()));
         to
+    }
+}
+
+impl Shape {
+    /// What the persistent kernel has to know of a layer: the forms of its matrices after norms, and
+    /// the variants of the others (`LayerAddresses`).
+    pub(crate) fn variants_of(&self, layer: usize) -> [u16; 4] {
+        let [qkv, gate_up] = self.matrices.norm_forms_of_layer(layer);
+        let sparse = self.experts.as_ref().filter(|experts| experts.down.has(layer));
+        let down =
+            sparse.map_or_else(|| self.matrices.down.of(layer), |experts| experts.down.of(layer));
+        [qkv, gate_up, self.matrices.proj.of(layer), down].map(|i| i as u16)
     }
 }
 

@@ -280,16 +280,6 @@ impl Shape {
         Ok(Self { matrices: Matrices::new(config, forms, &chip)?, experts, dim, chip })
     }
 
-    /// What the persistent kernel has to know of a layer: the forms of its matrices after norms, and
-    /// the variants of the others (`LayerAddresses`).
-    pub(crate) fn variants_of(&self, layer: usize) -> [u16; 4] {
-        let [qkv, gate_up] = self.matrices.norm_forms_of_layer(layer);
-        let sparse = self.experts.as_ref().filter(|experts| experts.down.has(layer));
-        let down =
-            sparse.map_or_else(|| self.matrices.down.of(layer), |experts| experts.down.of(layer));
-        [qkv, gate_up, self.matrices.proj.of(layer), down].map(|i| i as u16)
-    }
-
     /// The order in which products are added up, as far as it depends on the GPU: rows of two
     /// orders differ in their last bits.
     pub(crate) fn order_of_sums(&self) -> String {
