@@ -6,6 +6,7 @@
 //! The arguments are a named shape, the context, the number of tokens of the step, of layers (0: all),
 //! and of bits that weights are quantised to (0: none).
 
+use weft_core::config::Config;
 use weft_core::device::{Device, Lane, Limits, Outputs, Span, Step};
 use weft_core::kv::{PAGE_ROWS, pages_for};
 use weft_core::plan::{Op, plan};
@@ -32,10 +33,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         positions: rows,
         pages: pages_for(rows),
     };
-    let mut weights: Box<dyn Weights> = Box::new(RandomWeights::new(&config, 1));
-    if bits > 0 {
-        weights = Box::new(Quantised::new(weights, Coded::int(bits as u8)));
-    }
+    let weights = weights(&config, bits);
     let forms = Forms::of(&*weights, &config);
     let mut device = CudaDevice::new(&config, &*weights, Options::new(limits))?;
     let span = Span {
@@ -59,12 +57,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let step = Step { lanes: &[lane] };
     let work = step.work();
     let all = plan(&config);
-    let names = all.iter().map(|op| op.name()).fold(Vec::new(), |mut names, name| {
-        if !names.contains(&name) {
-            names.push(name);
-        }
-        names
-    });
+    let names = names(&all);
     let with = |name: &str| all.iter().copied().filter(|op| op.name() == name).collect::<Vec<_>>();
     let without = |name: &str| all.iter().copied().filter(|op| op.name() != name).collect();
     let mut time = |label: &str, ops: Vec<Op>| -> Result<(), Box<dyn std::error::Error>> {
@@ -91,4 +84,24 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         time(&format!("all but {name}"), without(name))?;
     }
     Ok(())
+}
+
+/// Random weights of so many bits, or in bf16.
+fn weights(config: &Config, bits: usize) -> Box<dyn Weights> {
+    let plain = RandomWeights::new(config, 1);
+    match bits {
+        0 => Box::new(plain),
+        _ => Box::new(Quantised::new(plain, Coded::int(bits as u8))),
+    }
+}
+
+/// The names of ops, each once.
+fn names(ops: &[Op]) -> Vec<&'static str> {
+    let mut names: Vec<&'static str> = Vec::new();
+    for op in ops {
+        if !names.contains(&op.name()) {
+            names.push(op.name());
+        }
+    }
+    names
 }
