@@ -368,9 +368,9 @@ fn experts_take_what_they_are_said_to_take() {
     }
 }
 
-/// A device that has the persistent kernel, without its kernels that draw.
+/// A device that has the persistent kernel.
 fn persistent(config: &Config, weights: &dyn Weights) -> CudaDevice {
-    let options = Options { launches: Launches::Persistent, draws: false, ..Options::new(LIMITS) };
+    let options = Options { launches: Launches::Persistent, ..Options::new(LIMITS) };
     device(config, weights, options)
 }
 
@@ -422,12 +422,15 @@ fn the_persistent_kernel_does_not_show(name: &str, config: &Config, weights: &dy
     ways::do_not_show(name, config, &mut device, &[Launches::Graph, Launches::Persistent], 20);
 }
 
-/// Models of different sizes; few in a test, because their kernels are compiled.
-fn persistent_sizes(all: &[(usize, Mixture)]) {
+#[test]
+fn the_persistent_kernel_computes_the_same_experts() {
     if !gpu_is_there() {
         return;
     }
-    for_each(all, |(hidden, mixture)| {
+    let wide = Mixture { count: 64, chosen: 8, width: 768, ..SPREAD };
+    let sizes = [(30, ODD), (300, SPREAD), (2048, wide)];
+    let others = [OTHERS[0], OTHERS[1], OTHERS[3]].map(|mixture| (270, mixture));
+    for_each(&[&sizes[..], &others].concat(), |(hidden, mixture)| {
         let config = model(*hidden, *mixture);
         let name = format!("{hidden}, {} of {}", mixture.chosen, mixture.count);
         the_persistent_kernel_does_not_show(&name, &config, &random(&config));
@@ -435,25 +438,15 @@ fn persistent_sizes(all: &[(usize, Mixture)]) {
 }
 
 #[test]
-fn the_persistent_kernel_computes_the_same_experts() {
-    let wide = Mixture { count: 64, chosen: 8, width: 768, ..SPREAD };
-    persistent_sizes(&[(300, SPREAD), (2048, wide)]);
-}
-
-#[test]
-fn the_persistent_kernel_computes_experts_of_odd_sizes() {
-    persistent_sizes(&[(30, ODD), (270, OTHERS[0]), (270, OTHERS[3])]);
-}
-
-#[test]
-fn the_persistent_kernel_computes_the_same_coded_experts() {
+fn the_persistent_kernel_computes_the_same_experts_in_every_form() {
     if !gpu_is_there() {
         return;
     }
     let all = forms::all();
-    for_each(&[Some(all[1]), Some(all[7]), None], |form| {
+    let [int8, int4, offsets, table] = [all[0], all[1], all[7], all[15]];
+    for_each(&[Some(int4), Some(int8), Some(offsets), Some(table), None], |form| {
         let wide = Mixture { count: 16, chosen: 8, width: 768, ..SPREAD };
-        let config = model(if *form == Some(all[1]) { 2048 } else { 520 }, wide);
+        let config = model(if *form == Some(int4) { 2048 } else { 520 }, wide);
         let weights =
             form.map_or_else(|| mixed(&config), |form| Mixed::new(&config, &[form], |_| Some(0)));
         the_persistent_kernel_does_not_show(&format!("{form:?}"), &config, &weights);

@@ -104,48 +104,25 @@ template <class W, bool ONE> struct ExpertPair {
     // Whether all are, always.
     static constexpr bool ALL_TOGETHER = ONE && TOGETHER > 1 && N_CHOSEN % TOGETHER == 0 && EXPERT_SUMS >= N_CHOSEN * 2 * WARPS * 8;
 
-    // The units of this warp in the next stages: u of the i-th expert is unit u * TOGETHER + i.
-    struct Units {
+    static __device__ __forceinline__ void add_together(float (&sum)[TOGETHER][4], Block &block, int n_tiles, const uint4 *const (&x)[TOGETHER], u32 zero) {
+        constexpr int PAIRS = Stage::PAIRS > 0 ? Stage::PAIRS : 1;
+        Stages &stages = block.stages;
+        const int n_stages = Stage::PAIRS == 0 ? TOGETHER * n_tiles : TOGETHER / PAIRS;
+        stages.wait_for_all(n_stages, block.lane);
         const u8 *upper[TOGETHER], *lower[TOGETHER];
-        int n_stages;
-        __device__ __forceinline__ Units(Block &block, int n_tiles) {
-            constexpr int PAIRS = Stage::PAIRS > 0 ? Stage::PAIRS : 1;
-            Stages &stages = block.stages;
-            n_stages = Stage::PAIRS == 0 ? TOGETHER * n_tiles : TOGETHER / PAIRS;
-            stages.wait_for_all(n_stages, block.lane);
 #pragma unroll
-            for (int i = 0; i < TOGETHER; ++i) {
-                const u8 *stage = Stage::PAIRS == 0 ? stages.at(i * n_tiles) : stages.at(i / PAIRS) + i % PAIRS * (2 * Stage::ROOM);
-                const u8 *other = Stage::PAIRS == 0 ? stages.at(i * n_tiles + n_tiles - 1) : stage + (n_tiles - 1) * Stage::ROOM;
-                upper[i] = stage + block.warp * (EXPERT_UNITS * F::BYTES), lower[i] = other + block.warp * (EXPERT_UNITS * F::BYTES);
-            }
+        for (int i = 0; i < TOGETHER; ++i) {
+            const u8 *stage = Stage::PAIRS == 0 ? stages.at(i * n_tiles) : stages.at(i / PAIRS) + i % PAIRS * (2 * Stage::ROOM);
+            const u8 *other = Stage::PAIRS == 0 ? stages.at(i * n_tiles + n_tiles - 1) : stage + (n_tiles - 1) * Stage::ROOM;
+            upper[i] = stage + block.warp * (EXPERT_UNITS * F::BYTES), lower[i] = other + block.warp * (EXPERT_UNITS * F::BYTES);
         }
-        __device__ __forceinline__ Interleaved unpacked(int i, int lane, u32 zero) const {
-            return unpack_pair<F>(upper[i % TOGETHER] + i / TOGETHER * F::BYTES, lower[i % TOGETHER] + i / TOGETHER * F::BYTES, lane, zero);
-        }
-    };
-    // Units that are unpacked before their input is awaited: of the first experts, as many as
-    // registers hold. Plain ones need not be.
-    static constexpr bool HOLDS = ALL_TOGETHER && !W::IS_PLAIN;
-    static constexpr int ALL_UNITS = TOGETHER * EXPERT_UNITS, HELD = !HOLDS ? 1 : ALL_UNITS < 6 ? ALL_UNITS : 6;
-    static __device__ __forceinline__ void hold(Interleaved (&held)[HELD], Block &block, int n_tiles, u32 zero) {
-        if constexpr (HOLDS) {
-            const Units units(block, n_tiles);
 #pragma unroll
-            for (int i = 0; i < HELD; ++i) held[i] = units.unpacked(i, block.lane, zero);
-        }
-    }
-    static __device__ __forceinline__ void add_together(float (&sum)[TOGETHER][4], Block &block, int n_tiles, const uint4 *const (&x)[TOGETHER],
-                                                        const Interleaved (&held)[HELD], bool are_held, u32 zero) {
-        const Units units(block, n_tiles);
-#pragma unroll
-        for (int i = 0; i < ALL_UNITS; ++i) {
+        for (int i = 0; i < TOGETHER * EXPERT_UNITS; ++i) {
             const int u = i / TOGETHER, of = i % TOGETHER;
             const ColumnInput<F> input(x[of][u * 4], block.lane, zero);
-            const Interleaved codes = HOLDS && are_held && i < HELD ? held[i < HELD ? i : 0] : units.unpacked(i, block.lane, zero);
-            add_pair<F, ONE>(sum[of], codes, PairNumbers<F>(units.upper[of] + u * F::BYTES, units.lower[of] + u * F::BYTES, block.lane), input);
+            add_pair<F, ONE>(sum[of], upper[of] + u * F::BYTES, lower[of] + u * F::BYTES, input, block.lane, zero);
         }
-        block.stages.release(units.n_stages, block.lane);
+        stages.release(n_stages, block.lane);
     }
     static constexpr bool IS_EVEN = EXPERT_UNITS % Stage::STRIP == 0 && Stage::STRIP % units_together(Stage::STRIP) == 0;
 
@@ -185,10 +162,8 @@ template <class W, bool ONE> __device__ __forceinline__ void add_expert_products
         for (int first = 0; first < n; first = end) {
             for (end = first + 1; end < n && end < first + most_experts && used.first_row[end + 1] - used.first_row[first] <= most_rows;) ++end;
             const u32 first_row = used.first_row[first];
-            using Pair = ExpertPair<W, ONE>;
-            Interleaved held[Pair::HELD];
-            Pair::hold(held, block, n_tiles, zero);
             await_inputs(block, used, first_row, used.first_row[end] - first_row);
+            using Pair = ExpertPair<W, ONE>;
             // Tokens that do not use the expert may have any input: columns do not mix.
             const auto input = [&](int i) INLINED {
                 const u32 row = ONE ? i : used.has(i, own_token) ? used.row(i, own_token) : used.first_row[i];
@@ -199,15 +174,14 @@ template <class W, bool ONE> __device__ __forceinline__ void add_expert_products
                 const PairPlace place = {to, to + WARPS * each, n_tokens, block.lane};
                 place.each([&](float &upper, float &lower, int e) INLINED { upper = sum[e], lower = sum[2 + e]; });
             };
-            constexpr int UNROLLED = Pair::HOLDS ? N_CHOSEN / Pair::TOGETHER : 1; // so that it is known which are held
-#pragma unroll(UNROLLED)
-            for (int i = Pair::ALL_TOGETHER ? 0 : first; i < (Pair::ALL_TOGETHER ? N_CHOSEN : end);) {
+#pragma unroll 1
+            for (int i = first; i < end;) {
                 if (Pair::ALL_TOGETHER || Pair::TOGETHER > 1 && i % Pair::TOGETHER == 0 && i + Pair::TOGETHER <= end) {
                     float sum[Pair::TOGETHER][4] = {};
                     const uint4 *x[Pair::TOGETHER];
 #pragma unroll
                     for (int of = 0; of < Pair::TOGETHER; ++of) x[of] = input(i + of);
-                    Pair::add_together(sum, block, n_tiles, x, held, i == 0, zero);
+                    Pair::add_together(sum, block, n_tiles, x, zero);
 #pragma unroll
                     for (int of = 0; of < Pair::TOGETHER; ++of) leave(i + of, sum[of]);
                     i += Pair::TOGETHER;

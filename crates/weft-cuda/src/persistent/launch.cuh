@@ -149,11 +149,8 @@ struct Block {
     // Whether the launch ends with it.
     __device__ __forceinline__ bool is_last() const { return op + 1 == launch.n_ops; }
     // Whether there are registers for a product's weights: those of a narrow model where the
-    // compiler knows the number of tokens, and needs few for addresses and norms; with experts, codes
-    // of a wider one and one token, because its ops are short and wait more than they copy.
-    __device__ __forceinline__ bool holds_weights() const {
-        return __CUDA_ARCH__ >= 900 && fixed && (HIDDEN_UNITS <= TWO_BLOCKS_UNITS || HAS_EXPERTS && n_tokens == 1 && HIDDEN_UNITS <= 2 * TWO_BLOCKS_UNITS);
-    }
+    // compiler knows the number of tokens, and needs few for addresses and norms.
+    __device__ __forceinline__ bool holds_weights() const { return __CUDA_ARCH__ >= 900 && fixed && HIDDEN_UNITS <= TWO_BLOCKS_UNITS; }
     __device__ __forceinline__ u32 thread() const { return warp * 32 + lane; }
     // The number of results made `before` ops ago.
     __device__ __forceinline__ u32 number_before(u32 before) const {

@@ -101,7 +101,7 @@ struct NormInput {
         if (portion == 0 && !awaited) await_rows();
     }
     // Several leave registers for a portion of the weights (`sum_tiles`).
-    __device__ __forceinline__ bool holds() const { return holds_coded() && block.n_tokens == 1 && HIDDEN_UNITS <= TWO_BLOCKS_UNITS; }
+    __device__ __forceinline__ bool holds() const { return block.holds_weights() && block.n_tokens == 1; }
     __device__ __forceinline__ void await_rows() const {
         if (n_rows <= 2) await_kept<1>();
         else if (n_rows <= 4 && block.fixed) await_kept<2>();
@@ -141,8 +141,7 @@ struct NormInput {
     }
     __device__ __forceinline__ uint4 unit(u32 portion, int u) const { return StagedUnits{block.x, n_rows, block.lane}[portion * PORTION_UNITS + u]; }
     __device__ __forceinline__ void next() { awaited = true; }
-    // The input of experts is there before their weights, which are taken as they come.
-    __device__ __forceinline__ bool holds_coded() const { return block.holds_weights() && !(HAS_EXPERTS && kind == EXPERT_GATE_UP); }
+    __device__ __forceinline__ bool holds_coded() const { return block.holds_weights(); }
     __device__ __forceinline__ void ready(u32 u, u32) const {
         if (u == 0 && !awaited) await_rows();
     }

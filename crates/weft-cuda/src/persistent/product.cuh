@@ -247,9 +247,8 @@ __device__ __forceinline__ void sum_plain_tiles(Stages &stages, WarpSums &sums, 
 }
 
 // Those of up to TILES coded tiles, a multiple of TOGETHER. So many pairs of units are unpacked
-// before the input is awaited: of one token, fewer of a wide model, whose norms take registers; of
-// several.
-constexpr int MOST_UNPACKED = HIDDEN_UNITS > TWO_BLOCKS_UNITS ? 6 : 11, FEW_UNPACKED = 6;
+// before the input is awaited: of one token, of several.
+constexpr int MOST_UNPACKED = 11, FEW_UNPACKED = 6;
 template <class W, int TILES, int TOGETHER, int UNITS, bool ONE, class Input>
 __device__ __forceinline__ void sum_any_coded_tiles(Stages &stages, WarpSums &sums, u32 flip, int first_tile, int n_tiles, u32 n_tokens, int warp, int lane, Input &input) {
     if constexpr (W::IS_UNIFORM)

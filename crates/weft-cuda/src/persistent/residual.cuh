@@ -38,7 +38,7 @@ struct AwaitedInput {
     __device__ __forceinline__ uint4 unit(u32 portion, int u) const {
         return StagedUnits{block.x, block.n_tokens, block.lane}[portion % portions_at_once * PORTION_UNITS + u];
     }
-    __device__ __forceinline__ bool holds() const { return block.holds_weights() && HIDDEN_UNITS <= TWO_BLOCKS_UNITS; }
+    __device__ __forceinline__ bool holds() const { return block.holds_weights(); }
     __device__ __forceinline__ void next() const {}
     __device__ __forceinline__ bool holds_coded() const { return block.holds_weights(); }
     __device__ __forceinline__ void ready(u32 u, u32 n) {
