@@ -1,13 +1,10 @@
 // `expert_down_add` in the persistent kernel: a block has rows of the residual stream, as in
-// `down_add`, of every expert that is used. It is empty for models without experts.
+// `down_add`, of every expert that is used. Only models with experts include this file.
 //
 // Two tiles of an expert take the rows of a product, tokens its columns. The products of a pair of
 // tiles wait until those of all experts are there; then they are weighed and added, token by token,
 // in the order of experts: that of kernels/experts.cuh, so the same bits.
 #pragma once
-
-#include "generated/constants.cuh"
-#if HAS_EXPERTS
 
 #include "generated/experts.cuh"
 #include "kernels/routing.cuh"
@@ -97,14 +94,13 @@ __device__ __forceinline__ void await_inputs(Block &block, const Distinct &used,
 template <class W, bool ONE> struct ExpertPair {
     using Stage = TileStage<W, EXPERT_UNITS>;
     using F = typename W::Form;
-    // Experts that are multiplied side by side: each has few units, which wait for one another. They
-    // begin with a stage, and no more than four stages are awaited.
-    static constexpr int OF_STAGES = Stage::PAIRS == 0 ? 2 : Stage::PAIRS == 1 || Stage::PAIRS == 2 || Stage::PAIRS == 4 ? 4 : 1;
-    static constexpr int TOGETHER = Stage::STRIPS == 1 && OF_STAGES * EXPERT_UNITS <= 24 ? OF_STAGES : 1;
-    // Whether all are, always.
-    static constexpr bool ALL_TOGETHER = ONE && TOGETHER > 1 && N_CHOSEN % TOGETHER == 0 && EXPERT_SUMS >= N_CHOSEN * 2 * WARPS * 8;
+    // Experts of one token that are multiplied side by side: each has few units, which wait for one
+    // another. They begin with a stage, and are so many that no more than four stages are awaited.
+    static constexpr int FEW_STAGES = Stage::PAIRS == 0 ? 2 : Stage::PAIRS == 1 || Stage::PAIRS == 2 || Stage::PAIRS == 4 ? 4 : 1;
+    static constexpr bool FIT = EXPERT_SUMS >= N_CHOSEN * 2 * WARPS * 8 && FEW_STAGES * EXPERT_UNITS <= 24; // sums and registers
+    static constexpr int TOGETHER = ONE && FIT && Stage::STRIPS == 1 && N_CHOSEN % FEW_STAGES == 0 ? FEW_STAGES : 1;
 
-    static __device__ __forceinline__ void add_together(float (&sum)[TOGETHER][4], Block &block, int n_tiles, const uint4 *const (&x)[TOGETHER], u32 zero) {
+    static __device__ __forceinline__ void add_together(float (&sum)[TOGETHER][4], Block &block, int n_tiles, const uint4 *x, u32 zero) {
         constexpr int PAIRS = Stage::PAIRS > 0 ? Stage::PAIRS : 1;
         Stages &stages = block.stages;
         const int n_stages = Stage::PAIRS == 0 ? TOGETHER * n_tiles : TOGETHER / PAIRS;
@@ -119,7 +115,7 @@ template <class W, bool ONE> struct ExpertPair {
 #pragma unroll
         for (int i = 0; i < TOGETHER * EXPERT_UNITS; ++i) {
             const int u = i / TOGETHER, of = i % TOGETHER;
-            const ColumnInput<F> input(x[of][u * 4], block.lane, zero);
+            const ColumnInput<F> input(x[(of * EXPERT_UNITS + u) * 4], block.lane, zero);
             add_pair<F, ONE>(sum[of], upper[of] + u * F::BYTES, lower[of] + u * F::BYTES, input, block.lane, zero);
         }
         stages.release(n_stages, block.lane);
@@ -164,31 +160,27 @@ template <class W, bool ONE> __device__ __forceinline__ void add_expert_products
             const u32 first_row = used.first_row[first];
             await_inputs(block, used, first_row, used.first_row[end] - first_row);
             using Pair = ExpertPair<W, ONE>;
-            // Tokens that do not use the expert may have any input: columns do not mix.
-            const auto input = [&](int i) INLINED {
-                const u32 row = ONE ? i : used.has(i, own_token) ? used.row(i, own_token) : used.first_row[i];
-                return (const uint4 *)block.x + (row - first_row) * (EXPERT_UNITS * 4) + block.lane % 4;
-            };
-            const auto leave = [&](int i, const float (&sum)[4]) INLINED {
-                float *to = sums + ((i - first) * 2 * WARPS + block.warp) * each;
-                const PairPlace place = {to, to + WARPS * each, n_tokens, block.lane};
-                place.each([&](float &upper, float &lower, int e) INLINED { upper = sum[e], lower = sum[2 + e]; });
-            };
+            if constexpr (Pair::TOGETHER > 1) {
 #pragma unroll 1
-            for (int i = first; i < end;) {
-                if (Pair::ALL_TOGETHER || Pair::TOGETHER > 1 && i % Pair::TOGETHER == 0 && i + Pair::TOGETHER <= end) {
+                for (int i = 0; i < N_CHOSEN; i += Pair::TOGETHER) {
                     float sum[Pair::TOGETHER][4] = {};
-                    const uint4 *x[Pair::TOGETHER];
+                    Pair::add_together(sum, block, n_tiles, block.x + i * (EXPERT_UNITS * 4) + block.lane % 4, zero);
 #pragma unroll
-                    for (int of = 0; of < Pair::TOGETHER; ++of) x[of] = input(i + of);
-                    Pair::add_together(sum, block, n_tiles, x, zero);
-#pragma unroll
-                    for (int of = 0; of < Pair::TOGETHER; ++of) leave(i + of, sum[of]);
-                    i += Pair::TOGETHER;
-                } else {
-                    float sum[4] = {};
-                    Pair::add(sum, block, i, n, n_tiles, input(i), zero);
-                    leave(i++, sum);
+                    for (int of = 0; of < Pair::TOGETHER; ++of) {
+                        float *to = sums + ((i + of) * 2 * WARPS + block.warp) * each;
+                        const PairPlace place = {to, to + WARPS * each, n_tokens, block.lane};
+                        place.each([&](float &upper, float &lower, int e) INLINED { upper = sum[of][e], lower = sum[of][2 + e]; });
+                    }
+                }
+            } else {
+#pragma unroll 1
+                for (int i = first; i < end; ++i) {
+                    // Tokens that do not use the expert may have any input: columns do not mix.
+                    const u32 row = used.has(i, own_token) ? used.row(i, own_token) : used.first_row[i];
+                    float sum[4] = {}, *to = sums + ((i - first) * 2 * WARPS + block.warp) * each;
+                    Pair::add(sum, block, i, n, n_tiles, block.x + (row - first_row) * (EXPERT_UNITS * 4) + block.lane % 4, zero);
+                    const PairPlace place = {to, to + WARPS * each, n_tokens, block.lane};
+                    place.each([&](float &upper, float &lower, int e) INLINED { upper = sum[e], lower = sum[2 + e]; });
                 }
             }
             meet();
@@ -229,5 +221,3 @@ __device__ __forceinline__ void compute_expert_down(Block &block) {
         else add_expert_products<decltype(matrix), false>(block);
     });
 }
-
-#endif
