@@ -90,36 +90,10 @@ __device__ __forceinline__ void await_inputs(Block &block, const Distinct &used,
     __syncwarp();
 }
 
-// A warp's sums of pairs of tiles of experts, each with its input.
+// A warp's sums of a pair of tiles of an expert, whose input lies at `x`.
 template <class W, bool ONE> struct ExpertPair {
     using Stage = TileStage<W, EXPERT_UNITS>;
     using F = typename W::Form;
-    // Experts of one token that are multiplied side by side: each has few units, which wait for one
-    // another. They begin with a stage, and are so many that no more than four stages are awaited.
-    static constexpr int FEW_STAGES = Stage::PAIRS == 0 ? 2 : Stage::PAIRS == 1 || Stage::PAIRS == 2 || Stage::PAIRS == 4 ? 4 : 1;
-    static constexpr bool FIT = EXPERT_SUMS >= N_CHOSEN * 2 * WARPS * 8 && FEW_STAGES * EXPERT_UNITS <= 24; // sums and registers
-    static constexpr int TOGETHER = ONE && FIT && Stage::STRIPS == 1 && N_CHOSEN % FEW_STAGES == 0 ? FEW_STAGES : 1;
-
-    static __device__ __forceinline__ void add_together(float (&sum)[TOGETHER][4], Block &block, int n_tiles, const uint4 *x, u32 zero) {
-        constexpr int PAIRS = Stage::PAIRS > 0 ? Stage::PAIRS : 1;
-        Stages &stages = block.stages;
-        const int n_stages = Stage::PAIRS == 0 ? TOGETHER * n_tiles : TOGETHER / PAIRS;
-        stages.wait_for_all(n_stages, block.lane);
-        const u8 *upper[TOGETHER], *lower[TOGETHER];
-#pragma unroll
-        for (int i = 0; i < TOGETHER; ++i) {
-            const u8 *stage = Stage::PAIRS == 0 ? stages.at(i * n_tiles) : stages.at(i / PAIRS) + i % PAIRS * (2 * Stage::ROOM);
-            const u8 *other = Stage::PAIRS == 0 ? stages.at(i * n_tiles + n_tiles - 1) : stage + (n_tiles - 1) * Stage::ROOM;
-            upper[i] = stage + block.warp * (EXPERT_UNITS * F::BYTES), lower[i] = other + block.warp * (EXPERT_UNITS * F::BYTES);
-        }
-#pragma unroll
-        for (int i = 0; i < TOGETHER * EXPERT_UNITS; ++i) {
-            const int u = i / TOGETHER, of = i % TOGETHER;
-            const ColumnInput<F> input(x[(of * EXPERT_UNITS + u) * 4], block.lane, zero);
-            add_pair<F, ONE>(sum[of], upper[of] + u * F::BYTES, lower[of] + u * F::BYTES, input, block.lane, zero);
-        }
-        stages.release(n_stages, block.lane);
-    }
     static constexpr bool IS_EVEN = EXPERT_UNITS % Stage::STRIP == 0 && Stage::STRIP % units_together(Stage::STRIP) == 0;
 
     static __device__ __forceinline__ void add(float (&sum)[4], Block &block, int expert, int n_experts, int n_tiles, const uint4 *x, u32 zero) {
@@ -159,29 +133,14 @@ template <class W, bool ONE> __device__ __forceinline__ void add_expert_products
             for (end = first + 1; end < n && end < first + most_experts && used.first_row[end + 1] - used.first_row[first] <= most_rows;) ++end;
             const u32 first_row = used.first_row[first];
             await_inputs(block, used, first_row, used.first_row[end] - first_row);
-            using Pair = ExpertPair<W, ONE>;
-            if constexpr (Pair::TOGETHER > 1) {
 #pragma unroll 1
-                for (int i = 0; i < N_CHOSEN; i += Pair::TOGETHER) {
-                    float sum[Pair::TOGETHER][4] = {};
-                    Pair::add_together(sum, block, n_tiles, block.x + i * (EXPERT_UNITS * 4) + block.lane % 4, zero);
-#pragma unroll
-                    for (int of = 0; of < Pair::TOGETHER; ++of) {
-                        float *to = sums + ((i + of) * 2 * WARPS + block.warp) * each;
-                        const PairPlace place = {to, to + WARPS * each, n_tokens, block.lane};
-                        place.each([&](float &upper, float &lower, int e) INLINED { upper = sum[of][e], lower = sum[of][2 + e]; });
-                    }
-                }
-            } else {
-#pragma unroll 1
-                for (int i = first; i < end; ++i) {
-                    // Tokens that do not use the expert may have any input: columns do not mix.
-                    const u32 row = used.has(i, own_token) ? used.row(i, own_token) : used.first_row[i];
-                    float sum[4] = {}, *to = sums + ((i - first) * 2 * WARPS + block.warp) * each;
-                    Pair::add(sum, block, i, n, n_tiles, block.x + (row - first_row) * (EXPERT_UNITS * 4) + block.lane % 4, zero);
-                    const PairPlace place = {to, to + WARPS * each, n_tokens, block.lane};
-                    place.each([&](float &upper, float &lower, int e) INLINED { upper = sum[e], lower = sum[2 + e]; });
-                }
+            for (int i = first; i < end; ++i) {
+                // Tokens that do not use the expert may have any input: columns do not mix.
+                const u32 row = used.has(i, own_token) ? used.row(i, own_token) : used.first_row[i];
+                float sum[4] = {}, *to = sums + ((i - first) * 2 * WARPS + block.warp) * each;
+                ExpertPair<W, ONE>::add(sum, block, i, n, n_tiles, block.x + (row - first_row) * (EXPERT_UNITS * 4) + block.lane % 4, zero);
+                const PairPlace place = {to, to + WARPS * each, n_tokens, block.lane};
+                place.each([&](float &upper, float &lower, int e) INLINED { upper = sum[e], lower = sum[2 + e]; });
             }
             meet();
             // A thread adds up the eighths of one product.
