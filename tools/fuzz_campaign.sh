@@ -46,7 +46,10 @@ seconds="${2:?how many seconds at most}"
 shift 2
 wanted=("$@")
 if [[ ${#wanted[@]} -eq 0 ]]; then
-    wanted=($(basename -a "$here"/corpus/*))
+    wanted=()
+    for one in "$here"/corpus/*; do
+        [[ -x "$here/${one##*/}" ]] && wanted+=("${one##*/}")
+    done
 fi
 cores="$(nproc)"
 work="$(mktemp -d)"
@@ -125,3 +128,5 @@ cat "$work"/*.said >"$work/log.txt"
 XZ_OPT=-1 tar -C "$work" -cJf "$OUT/fuzz.tar.xz" fuzz.json log.txt faults new
 find "$work/faults" -type f -printf '%f %s bytes\n'
 cat "$work/fuzz.json"
+# Faults are what it is for to find, and fail.
+[[ -z "$(find "$work/faults" -type f -print -quit)" ]]

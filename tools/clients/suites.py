@@ -157,7 +157,7 @@ def main():
         }
         args.save.parent.mkdir(parents=True, exist_ok=True)
         args.save.write_text(json.dumps(about | {"tests": found}, indent=1, ensure_ascii=False) + "\n")
-    raise SystemExit(1 if reasons["unexplained"] else 0)
+    raise SystemExit(1 if reasons["unexplained"] or not found else 0)
 
 
 if __name__ == "__main__":

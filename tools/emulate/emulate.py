@@ -57,7 +57,7 @@ SPARSE = {"sparse": (TINY, experts(5, 2, 37), 8, "random"), "ties": (TINY, exper
 SPARSE |= {"sparse-odd": (ODD, experts(70, 9, 300, decoder_sparse_step=2, norm_topk_prob=False), 12, "random")}
 SPARSE |= {"sparse-few": (TINY, experts(3, 1, 9), 20, "random")}
 SPARSE |= {"sparse-int4": (NARROW, experts(12, 4, 300), 6, "1"), "sparse-int8": (NARROW, experts(12, 4, 1500), 6, "0")}
-SPARSE |= {"sparse-mixed": (NARROW, experts(12, 4, 700), 6, "mixed"), "sparse-wide": (ALONE, experts(9, 8, 768), 30, "random")}
+SPARSE |= {"sparse-mixed": (NARROW, experts(12, 4, 700), 6, "mixed"), "sparse-wide": (ALONE, experts(6, 4, 140), 12, "random")}
 MODELS |= {name: ("qwen3_moe", dict(sizes, **keys), n) for name, (sizes, keys, n, _) in SPARSE.items()}
 FORMS |= {name: form for name, (_, _, _, form) in SPARSE.items()}
 # How a lane's rows lie: one span; one with marks inside sections; spans that begin in the middle of
@@ -159,7 +159,8 @@ def named(crate, *paths):
 def hash_of(folder, model):
     """A hash of everything that the result for a model depends on; the folder has its headers."""
     hashed = hashlib.sha256(pathlib.Path(__file__).read_bytes())
-    hashed.update(subprocess.run(["g++", "-dumpversion"], check=True, capture_output=True).stdout)
+    hashed.update(subprocess.run(["g++", "-dumpfullversion"], check=True, capture_output=True).stdout)
+    hashed.update((ROOT / "Cargo.lock").read_bytes())
     matrices = folder / "matrices"
     hashed.update(matrices.read_bytes() if matrices.exists() else b"")
     for name, text in sorted(sources(folder).items()):

@@ -338,6 +338,9 @@ fn a_few_tokens_behind_a_long_context_are_shared_out_by_sections() {
     assert_eq!(lists.counts.n_partials, 32 * 8);
     assert_eq!((lists.partials[0], lists.partials[31]), ([8, 0, 0, 0], [8, 31 * 8, 8, 0]));
     assert_eq!(lists.counts.n_cells, 8, "shares belong to the last token");
+    let mut lists = Lists::new(SplitRule { shared_over: 32, ..split });
+    lists.fill(&Step { lanes: &lanes }, 2);
+    assert_eq!(lists.counts.n_splits, 4, "32 blocks for 8 KV heads");
     for too_much in [SplitRule { most_partials: 255, ..split }, SplitRule { at_once: 15, ..split }]
     {
         let mut lists = Lists::new(too_much);

@@ -464,7 +464,7 @@ fn auto_computes_the_experts_of_the_graph() {
     let [auto, graph] = [auto, graph].map(|options| {
         let mut device = device(&config, &random(&config), options);
         device.warm_up().unwrap();
-        (in_blocks(&config, &mut device, &[150, 149, 1]), device.describe())
+        (in_blocks(&config, &mut device, &[150, 149, 1]), device.details().unwrap())
     });
     assert!(auto.0 == graph.0, "{} and {}", auto.1, graph.1);
     assert!(!auto.1.contains("because"), "the kernel was refused: {}", auto.1);

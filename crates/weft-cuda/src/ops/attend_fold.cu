@@ -32,7 +32,9 @@ __device__ __forceinline__ void merge(const Step &step, u32 token, u32 n_parts, 
         };
         float m, squares;
         ask(d, m, squares);
-        const Folded whole = fold_parts<32>(StoredParts{to, first, head, d}, n_parts, lane);
+        const StoredParts parts{to, first, head, d};
+        // All that are asked for at once are loaded, there or not.
+        const Folded whole = n_parts > 16 ? fold_parts<32>(parts, n_parts, lane) : fold_parts<16>(parts, n_parts, lane);
         if (d < HEAD_DIM) *place_of(step, to, token, head * HEAD_DIM + d) = round_one(whole.sum / whole.weight);
         for (u32 cell = d; cell < n_cells; cell += DIM, ask(cell, m, squares))
             atomicAdd(to.shares + (first_cell + cell) * HEADS + head, part_share(whole, m, squares));

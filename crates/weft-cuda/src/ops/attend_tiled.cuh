@@ -13,6 +13,7 @@
 // `positions` of queries lane / 4 and lane / 4 + 8.
 constexpr bool TURNS_CHUNKS = HEAD_DIM == DIM && HALF_DIM % 32 == 0;
 constexpr int ROW_LANES = TURNS_CHUNKS ? HALF_DIM / 8 : 32, ROWS_AT_ONCE = 32 / ROW_LANES;
+static_assert(32 % ROW_LANES == 0, "all lanes take as many turns");
 __device__ __forceinline__ void turn_chunks(u8 *queries, int first, const int (&positions)[2], const QueryTile &tile, const float2 *rope, const u16 *q,
                                             int kv_head, int moved, int lane) {
     const int n_rows = tile.n_tokens * GROUP, c = lane % 4, block = lane % ROW_LANES / 4;

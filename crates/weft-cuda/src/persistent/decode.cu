@@ -2,13 +2,11 @@
 // file of its name.
 #include "persistent/attend.cuh"
 #include "persistent/embed.cuh"
+#include "persistent/expert_down_add.cuh"
 #include "persistent/launch.cuh"
 #include "persistent/next_token.cuh"
 #include "persistent/norm_product.cuh"
 #include "persistent/residual.cuh"
-#if HAS_EXPERTS
-#include "persistent/expert_down_add.cuh"
-#endif
 
 // ---- the two kinds of warps --------------------------------------------------------------------
 __device__ __forceinline__ void compute_op(Block &block, OpKind kind) {

@@ -1,10 +1,13 @@
 // `expert_down_add` in the persistent kernel: a block has rows of the residual stream, as in
-// `down_add`, of every expert that is used. Only models with experts include this file.
+// `down_add`, of every expert that is used. It is empty for models without experts.
 //
 // Two tiles of an expert take the rows of a product, tokens its columns. The products of a pair of
 // tiles wait until those of all experts are there; then they are weighed and added, token by token,
 // in the order of experts: that of kernels/experts.cuh, so the same bits.
 #pragma once
+
+#include "generated/constants.cuh"
+#if HAS_EXPERTS
 
 #include "generated/experts.cuh"
 #include "kernels/routing.cuh"
@@ -180,3 +183,5 @@ __device__ __forceinline__ void compute_expert_down(Block &block) {
         else add_expert_products<decltype(matrix), false>(block);
     });
 }
+
+#endif

@@ -1,11 +1,14 @@
 // `expert_gate_up` in the persistent kernel: which experts' tiles a block takes, what it loads of
 // them, and what it makes of its sums. The product itself is that of all norms (norm_product.cuh).
-// Only models with experts include this file.
+// It is empty for models without experts.
 //
 // The tiles of the experts that tokens use, each expert once, follow one another as if they were one
 // matrix, and are shared out evenly. Which experts these are is known when the router's logits are:
 // the computing warps choose, and the copying warp waits for them.
 #pragma once
+
+#include "generated/constants.cuh"
+#if HAS_EXPERTS
 
 #include "generated/experts.cuh"
 #include "kernels/routing.cuh"
@@ -142,3 +145,5 @@ struct ExpertGateUp {
         if (block.is_last() && is_used && r < EXPERT_INTER) block.launch.experts.h[(u64)source * EXPERT_STRIDE + r] = value;
     }
 };
+
+#endif

@@ -5,15 +5,13 @@
 #pragma once
 
 #include "generated/matrices.cuh"
+#include "persistent/expert_gate_up.cuh"
 #include "persistent/norm_gate_up.cuh"
 #include "persistent/norm_head.cuh"
 #include "persistent/norm_input.cuh"
 #include "persistent/norm_qkv.cuh"
-#include "persistent/product.cuh"
-#if HAS_EXPERTS
-#include "persistent/expert_gate_up.cuh"
 #include "persistent/norm_route.cuh"
-#endif
+#include "persistent/product.cuh"
 
 // Whether it is the first product of an MLP, and whether it is a router's.
 __device__ __forceinline__ bool is_gate_up(OpKind kind) { return kind == NORM_GATE_UP || HAS_EXPERTS && kind == EXPERT_GATE_UP; }

@@ -1,7 +1,10 @@
 // `norm_route` in the persistent kernel: a router's logits, and how every block chooses its tokens'
-// experts by them. The product itself is that of all norms (norm_product.cuh). Only models with
-// experts include this file.
+// experts by them. The product itself is that of all norms (norm_product.cuh). It is empty for
+// models without experts.
 #pragma once
+
+#include "generated/constants.cuh"
+#if HAS_EXPERTS
 
 #include "generated/experts.cuh"
 #include "kernels/routing.cuh"
@@ -46,3 +49,5 @@ struct NormRoute {
         for (int i = block.lane; i < N_CHOSEN; i += 32) block.launch.experts.routes[block.warp * N_CHOSEN + i] = own[i];
     }
 };
+
+#endif
