@@ -113,12 +113,20 @@ impl<'a, T> Disjoint<'a, T> {
 /// begin.
 pub fn share_pools() {
     #[cfg(all(target_os = "linux", target_env = "gnu"))]
-    if std::env::var_os("MALLOC_ARENA_MAX").is_none() {
+    if !is_number_of_pools_given() {
         // SAFETY: the call takes no pointer, and changes a setting of the allocator alone.
         unsafe {
             libc::mallopt(libc::M_ARENA_MAX, MAX_POOLS);
         }
     }
+}
+
+/// Whether one of glibc's two variables says how many pools there may be.
+#[cfg(all(target_os = "linux", target_env = "gnu"))]
+fn is_number_of_pools_given() -> bool {
+    let tunables = std::env::var_os("GLIBC_TUNABLES").unwrap_or_default();
+    std::env::var_os("MALLOC_ARENA_MAX").is_some()
+        || tunables.to_string_lossy().contains("glibc.malloc.arena_max=")
 }
 
 /// Pools of memory: one for the first thread, and one for the others.

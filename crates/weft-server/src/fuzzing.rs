@@ -75,7 +75,9 @@ impl Reader {
             request.compose(&self.0, &BTreeMap::new(), reuse)?;
         }
         request.sampling(&self.0)?;
-        self.follow(request.rule(self.0.call_style).as_ref())
+        let style = self.0.call_style;
+        let strict = request.strict_tools(style).map(Rule::Strict);
+        self.follow(request.rule(style).or(strict).as_ref())
     }
 
     /// Reads the body of a completion. False if it is refused.

@@ -36,6 +36,16 @@ fn with_tool(schema: &Value) -> Value {
     json!({"tools": [tool], "tool_choice": "required"})
 }
 
+/// Calls that the model may make by itself.
+fn with_strict_tools(schemas: &[Value]) -> Value {
+    let tool = |(index, schema): (usize, &Value)| {
+        let name = format!("t{index}");
+        json!({"type": "function", "function": {
+            "name": name, "strict": true, "parameters": schema}})
+    };
+    json!({"tools": schemas.iter().enumerate().map(tool).collect::<Vec<_>>()})
+}
+
 fn with_regex(regex: &str) -> Value {
     json!({"structured_outputs": {"regex": regex}})
 }
@@ -53,15 +63,20 @@ fn optional_properties(n: usize) -> Value {
     json!({"type": "object", "properties": fields.collect::<Map<_, _>>()})
 }
 
+/// A schema of `n` options of which each must hold together with each of `n` others.
+fn pairs(n: usize) -> Value {
+    let options = |key: &str| -> Vec<Value> {
+        (0..n).map(|i| json!({"type": "object", "required": [format!("{key}{i}")]})).collect()
+    };
+    json!({"allOf": [{"anyOf": options("a")}, {"anyOf": options("b")}]})
+}
+
 fn deadly_schemas() -> Vec<Value> {
     let array = |next| json!({"type": "array", "items": next});
     // Each level has the next one twice, written out because another schema must hold beside it.
     let twice = |next: Value| {
         let both = json!({"allOf": [next, {"type": "array", "minItems": 0}]});
         json!({"type": "array", "prefixItems": [both, both]})
-    };
-    let options = |key: &str| -> Vec<Value> {
-        (0..1000).map(|i| json!({"type": "object", "required": [format!("{key}{i}")]})).collect()
     };
     let patterns = (0..500).map(|i| (format!("^{i}_[a-z]*$"), json!({})));
     vec![
@@ -73,7 +88,7 @@ fn deadly_schemas() -> Vec<Value> {
         chain(40, twice),
         optional_properties(5000),
         optional_properties(6957),
-        json!({"allOf": [{"anyOf": options("a")}, {"anyOf": options("b")}]}),
+        pairs(1000),
         json!({"type": "object", "patternProperties": patterns.collect::<Map<_, _>>()}),
         json!({"enum": (0..20_000).collect::<Vec<_>>()}),
         json!({"type": "string", "pattern": "a*b*".repeat(40_000)}),
@@ -88,7 +103,12 @@ fn rules_that_ended_the_process_are_refused_at_once() {
     assert_eq!(chat(address, &with_regex("a")).0, 200);
     let mut bodies: Vec<Value> = deadly_schemas().iter().map(with_schema).collect();
     let objects = deadly_schemas().into_iter().filter(|schema| schema["type"] != "string");
-    bodies.extend(objects.map(|schema| with_tool(&schema)));
+    for schema in objects {
+        bodies.push(with_tool(&schema));
+        bodies.push(with_strict_tools(&[schema]));
+    }
+    // Each alone would do.
+    bodies.push(with_strict_tools(&vec![pairs(90); 8]));
     bodies.push(with_regex(&"a*b*".repeat(40_000)));
     bodies.push(with_regex(&r"\d{0,9}".repeat(8000)));
     let many: Vec<String> = (0..30_000).map(|i| i.to_string()).collect();

@@ -35,7 +35,7 @@ pub(crate) struct Identity {
 }
 
 /// What a server found when it loaded the model.
-#[derive(Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Loaded {
     pub(crate) on_gpu: bool,
     /// Whether a command that leaves the device open would take a GPU.
@@ -80,8 +80,8 @@ impl Identity {
     }
 
     /// Whether this server's answers are those of a command. A flag that the user gives must be the
-    /// server's; the server's own value holds for the others. The device and the least context are
-    /// those that the command would choose itself.
+    /// server's; the server's own value holds for the others. The device, the least context and the
+    /// form of stored rows are those that the command would choose itself.
     pub(crate) fn serves(&self, wanted: &Self, model: &ModelArgs, cache: &CacheArgs) -> bool {
         let ours = &self.loaded;
         let is_device = match model.device.kind {
@@ -102,7 +102,7 @@ impl Identity {
             && is_size(cache.kv_memory, ours.kv_memory)
             && is_size(cache.ram_cache, ours.ram_cache)
             && is_size(cache.disk_cache, ours.disk_cache)
-            && cache.stored_rows.is_none_or(|rows| rows == ours.stored_rows)
+            && cache.stored_rows.unwrap_or_default() == ours.stored_rows
             && (cache.remote.remote.is_none() || cache.remote.remote == ours.remote)
             && (&self.version, &self.path, &self.files)
                 == (&wanted.version, &wanted.path, &wanted.files)
@@ -213,6 +213,12 @@ mod tests {
         assert!(!serves(&model(), &coarse));
         let full = CacheArgs { stored_rows: Some(StoredRows::Full), ..cache.clone() };
         assert!(serves(&model(), &full));
+        let loaded = Loaded { stored_rows: StoredRows::Int8, ..server.loaded.clone() };
+        let coarse_server = Identity::of_server(&model(), &cache, loaded).unwrap();
+        for (cache, is_served) in [(&coarse, true), (&full, false), (&cache, false)] {
+            let wanted = Identity::wanted(&model(), cache).unwrap();
+            assert_eq!(coarse_server.serves(&wanted, &model(), cache), is_served);
+        }
         let remote = RemoteArgs { remote: Some("s3://team/kv".to_owned()), ..<_>::default() };
         assert!(!serves(&model(), &CacheArgs { remote, ..cache.clone() }));
         assert!(!serves(&model(), &CacheArgs { kv_memory: Some(1 << 30), ..cache.clone() }));

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::TryRecvError;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use weft_core::engine::{Fetched, RemoteTier};
 use weft_core::store::{Header, KvKey, RowForm, Rows};
@@ -256,18 +256,12 @@ fn a_fetch_that_nobody_wants_gives_its_turn_back() {
         RemoteTier::fetch(&remote, &key(header), header, done).unwrap()
     };
     let interest = ask(&first);
-    while store.reads() == before {
-        std::thread::yield_now();
-    }
+    wait_until("the first one asks", || store.reads() > before);
     let _wanted = ask(&second);
     drop(interest);
-    while remote.stats().misses == 0 {
-        std::thread::yield_now();
-    }
+    wait_until("the first one is given up", || remote.stats().misses > 0);
     // The second one asks now, though the first one never got an answer.
-    while store.reads() == before + 1 {
-        std::thread::yield_now();
-    }
+    wait_until("the second one asks", || store.reads() > before + 1);
     store.gate.add_permits(1000);
     let Fetched::Rows { rows: found, .. } = answers.recv_timeout(LONG).unwrap() else {
         panic!("no rows")
@@ -277,6 +271,14 @@ fn a_fetch_that_nobody_wants_gives_its_turn_back() {
     assert_eq!((stats.hits, reasons(&stats)), (1, vec![("unwanted", 1)]));
     assert_eq!(stats.read_breaker, BreakerState::Closed);
     assert!(remote.take_warnings().is_empty());
+}
+
+fn wait_until(what: &str, is_so: impl Fn() -> bool) {
+    let start = Instant::now();
+    while !is_so() {
+        assert!(start.elapsed() < LONG, "never: {what}");
+        std::thread::yield_now();
+    }
 }
 
 /// Numbers rather than any bytes, which 8 bits need.

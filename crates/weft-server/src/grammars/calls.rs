@@ -4,7 +4,7 @@
 use serde_json::{Map, Value, json};
 
 use super::checked_schema;
-use crate::responses::CallStyle;
+use crate::responses::{CallStyle, is_text_parameter};
 
 /// Keywords that say no more of a text than that it is one.
 const NOTES: [&str; 6] = ["type", "title", "description", "default", "examples", "$comment"];
@@ -249,7 +249,9 @@ fn value_of(schema: &Value) -> TagValue<'_> {
         (None, Some(one)) => vec![one],
         _ => Vec::new(),
     };
-    if !options.is_empty() && options.iter().all(|option| option.is_string()) {
+    // What is not known to be a text is read as JSON first: "12" would become a number.
+    let are_texts = is_text_parameter(schema) && options.iter().all(|option| option.is_string());
+    if !options.is_empty() && are_texts {
         let is_other =
             |key: &String| !NOTES.contains(&key.as_str()) && key != "enum" && key != "const";
         let has_conditions = schema.as_object().is_some_and(|all| all.keys().any(is_other));

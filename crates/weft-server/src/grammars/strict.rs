@@ -64,12 +64,15 @@ impl Grammars {
             .map_err(|error| ApiError::invalid(error).param(param))?;
         let StrictTools { tools, strict, style, in_thought } = rule;
         let is_strict = |name: &str| strict.iter().any(|one| one == name);
+        let all_strict: Vec<Value> = rule.strict().cloned().collect();
         let mut openers = Vec::new();
         for opening in Opening::of(*style) {
             let opening = *opening;
             // If no tool can be called so, there is no grammar.
             let mut is_empty = false;
             let parser = self.parser(|| {
+                // One grammar has all of them, and what it may cost is bounded for all together.
+                calls::schema(&all_strict, *style)?;
                 let grammar = calls::after_opening(opening, *style, tools, &is_strict)?;
                 is_empty = grammar.is_empty();
                 Ok(TopLevelGrammar::from_lark(grammar))

@@ -262,6 +262,11 @@ impl Registry {
             if need.set(None).is_some() {
                 // Who waits for this model to become idle need not any more.
                 registry.notify();
+                // Who unloads it waits for this thread, and may hold the lock. From now on the
+                // model is loading, and nobody begins to unload it.
+                if registry.is_unloading(&entry) {
+                    return Err(LoadFailure::hidden("it is being unloaded"));
+                }
             }
             let turn = registry.loading.lock().unwrap_or_else(PoisonError::into_inner);
             let planned = registry.make_room(&entry, &*open)?;
@@ -270,6 +275,12 @@ impl Registry {
             drop(turn);
             loaded
         })
+    }
+
+    fn is_unloading(&self, entry: &Arc<Entry>) -> bool {
+        let slots = self.slots();
+        let own = slots.iter().find(|slot| Arc::ptr_eq(&slot.entry, entry));
+        own.is_some_and(|slot| matches!(slot.stage, Stage::Unloading(_)))
     }
 
     /// Ends the thread of a model that was taken out of use, and waits for it, which gives its

@@ -451,3 +451,25 @@ async fn what_is_forgotten_stays_forgotten() {
     assert!(registry.take(&forgotten, &Weak::new()).is_none());
     assert_eq!(status(&registry, "d"), "forgotten");
 }
+
+/// Who unloads a model may hold the turn to load, and waits for the model's thread.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_model_that_fails_while_it_is_unloaded_waits_for_no_turn() {
+    let machine = Machine::new(None);
+    let registry = registry(&machine, |_| {});
+    drop(open(&registry, "a").await.unwrap());
+    until("a is idle", || registry.slots()[0].idle().is_some()).await;
+    let (entry, served) = {
+        let mut slots = registry.slots();
+        let served = Registry::take_idle(&mut slots[0]).unwrap();
+        (Arc::clone(&slots[0].entry), served)
+    };
+    let (sender, failed) = std::sync::mpsc::channel();
+    let mut load = registry.load(&entry, &served.need);
+    let turn = registry.loading.lock().unwrap();
+    std::thread::spawn(move || sender.send(load().err().map(|failure| failure.error.to_string())));
+    let failed = failed.recv_timeout(PATIENCE);
+    drop(turn);
+    assert_eq!(failed.unwrap().as_deref(), Some("it is being unloaded"));
+    registry.end_off_thread(&entry, served).await;
+}

@@ -1,12 +1,13 @@
 //! Items of OpenAI's Responses, and what they are in a chat.
 
 use std::collections::HashSet;
+use std::sync::Arc;
 
 use serde::Deserialize;
 use serde_json::Value;
 
 use super::offered;
-use super::store::Store;
+use super::store::{self, Stored};
 use crate::api_error::ApiError;
 use crate::requests::{ChatContent, ChatMessage, ChatPart, Role, TextOr, tool_call};
 use crate::responses::response_id;
@@ -84,13 +85,14 @@ fn referenced(item: &Value) -> Option<&str> {
     is_reference.then(|| item.get("id").and_then(Value::as_str).unwrap_or_default())
 }
 
-/// Puts the items of kept responses in the place of references to them.
-pub(super) fn resolve(items: &mut [Value], store: &Store) -> Result<(), ApiError> {
-    let wanted: HashSet<&str> = items.iter().filter_map(referenced).collect();
-    if wanted.is_empty() {
-        return Ok(());
-    }
-    let mut found = store.items(&wanted);
+/// The ids of the items that references stand for.
+pub(super) fn all_referenced(items: &[Value]) -> HashSet<&str> {
+    items.iter().filter_map(referenced).collect()
+}
+
+/// Puts the items of these responses in the place of references to them.
+pub(super) fn resolve(items: &mut [Value], kept: &[Arc<Stored>]) -> Result<(), ApiError> {
+    let mut found = store::items(kept, &all_referenced(items));
     for (index, item) in items.iter_mut().enumerate() {
         let Some(id) = referenced(item) else { continue };
         // Each at most once: many references to a long item would take memory without bound.

@@ -51,9 +51,10 @@ async fn create(
         Some(id) => Some(store.find(id).ok_or_else(|| unknown_previous(id))?),
         None => None,
     };
-    let bytes = bytes + previous.as_ref().map_or(0, |stored| stored.bytes());
+    let kept = store.with_items(&items::all_referenced(&request.input));
+    let read_again = previous.iter().chain(&kept).map(|stored| stored.bytes()).sum::<usize>();
+    let bytes = bytes + read_again;
     let echo = request.echo.take();
-    let kept = Arc::clone(&store);
     let read = move || {
         items::resolve(&mut request.input, &kept)?;
         let earlier = previous.as_deref().map(history).transpose()?.unwrap_or_default();

@@ -3,12 +3,17 @@
 //! A model knows functions only. A function of a namespace has both names for it, and calls are
 //! taken apart again for the client. The provider's own tools run nowhere here.
 
+use std::collections::HashSet;
+
 use serde_json::Value;
 
 use crate::api_error::ApiError;
+use crate::requests::MAX_NAME_CHARS;
 
 /// Between the names of a namespace and a function; OpenAI's names do not contain it.
 const SEPARATOR: char = '.';
+/// The most characters of a name that a model sees.
+pub(super) const MAX_FLAT_CHARS: usize = 2 * MAX_NAME_CHARS + SEPARATOR.len_utf8();
 /// Tools of the provider that agents offer beside their own, and that a model need not call.
 const ELSEWHERE: [&str; 3] = ["web_search", "web_search_preview", "image_generation"];
 
@@ -40,6 +45,7 @@ pub(super) fn split<'a>(tools: &Value, name: &'a str) -> Option<(&'a str, &'a st
 pub(super) fn functions(tools: Vec<Value>, is_free: bool) -> Result<Vec<Value>, ApiError> {
     let mut functions = Vec::with_capacity(tools.len());
     for (index, mut tool) in tools.into_iter().enumerate() {
+        check_name(&tool["name"])?;
         if !is_namespace(&tool) {
             functions.push(tool);
             continue;
@@ -50,17 +56,43 @@ pub(super) fn functions(tools: Vec<Value>, is_free: bool) -> Result<Vec<Value>, 
             let message = format!("{param}: a namespace needs a name and a list of tools");
             return Err(ApiError::invalid(message).param(param));
         };
-        functions.extend(members.into_iter().map(|mut member| {
+        for mut member in members {
+            check_name(&member["name"])?;
             if let Some(name) = member["name"].as_str().map(|name| flat(Some(&space), name)) {
                 member["name"] = name.into();
             }
-            member
-        }));
+            functions.push(member);
+        }
     }
     if is_free && functions.iter().any(|tool| tool["type"] == "function") {
         functions.retain(|tool| !is_elsewhere(tool));
     }
-    Ok(functions)
+    let mut names = HashSet::new();
+    match functions
+        .iter()
+        .filter_map(|tool| tool["name"].as_str())
+        .find(|name| !names.insert(*name))
+    {
+        Some(name) => {
+            let message = format!("two tools have the name {name:?}: each needs its own");
+            Err(ApiError::invalid(message).param("tools"))
+        }
+        None => Ok(functions),
+    }
+}
+
+/// Refuses the name of a function or of a namespace if it is too long.
+fn check_name(name: &Value) -> Result<(), ApiError> {
+    let name = name.as_str().unwrap_or_default();
+    let n = name.chars().count();
+    if n <= MAX_NAME_CHARS {
+        return Ok(());
+    }
+    let start: String = name.chars().take(MAX_NAME_CHARS).collect();
+    let message = format!(
+        "the name {start:?}… of a tool has {n} characters, and the limit is {MAX_NAME_CHARS}"
+    );
+    Err(ApiError::invalid(message).param("tools"))
 }
 
 /// The tools that a response repeats: those that the model was offered.
@@ -130,6 +162,24 @@ mod tests {
             tool["type"] = "namespace".into();
             let error = functions(vec![json!({}), tool], true).err().unwrap();
             assert!(error.message().contains("tools[1]"), "{}", error.message());
+        }
+        let long = |n| "x".repeat(n);
+        let space = |space: &str, name: &str| {
+            json!({"type": "namespace", "name": space, "tools": [
+                {"type": "function", "name": name}]})
+        };
+        let plain = |name: &str| json!({"type": "function", "name": name});
+        let most = functions(vec![space(&long(64), &long(64)), plain(&long(64))], true).unwrap();
+        assert_eq!(names(&most)[0].len(), MAX_FLAT_CHARS);
+        for (tools, why) in [
+            (vec![space(&long(65), "a")], "65 characters"),
+            (vec![space("a", &long(65))], "65 characters"),
+            (vec![plain(&long(65))], "65 characters"),
+            (vec![plain("a"), plain("a")], "the name \"a\""),
+            (vec![plain("a.b"), space("a", "b")], "the name \"a.b\""),
+        ] {
+            let error = functions(tools, true).err().unwrap();
+            assert!(error.message().contains(why), "{}", error.message());
         }
         let odd = json!({"type": "namespace", "name": "x", "tools": [1, "y", [], {"name": 2}]});
         assert_eq!(functions(vec![odd, json!(7)], true).unwrap().len(), 5);

@@ -11,8 +11,8 @@ use super::offered;
 use crate::api_error::ApiError;
 use crate::grammars::Rule;
 use crate::requests::{
-    Bounded, ChatRequest, FromJson, MAX_NAME_CHARS, OutputFormat, Settings, TextOr, ToolChoice,
-    Tools, fields, strict_names, unsupported,
+    Bounded, ChatRequest, FromJson, OutputFormat, Settings, TextOr, ToolChoice, Tools, fields,
+    strict_names, unsupported,
 };
 
 /// The most keys of `metadata`, and the most bytes of a key and a value, as OpenAI has them.
@@ -127,7 +127,7 @@ impl FromJson for ResponsesRequest {
         let chat = ChatRequest {
             settings,
             strict: strict_names(&offered, ""),
-            tools: Tools(tools(offered)?).limited(MAX_NAME_CHARS)?,
+            tools: Tools(tools(offered)?).limited(offered::MAX_FLAT_CHARS)?,
             tool_choice,
             calls_once: read.parallel_tool_calls == Some(false),
             format,

@@ -35,6 +35,24 @@ impl Stored {
     }
 }
 
+/// The items with these ids of the outputs of responses, which takes time.
+pub(super) fn items(responses: &[Arc<Stored>], wanted: &HashSet<&str>) -> HashMap<String, Value> {
+    let mut found = HashMap::new();
+    for stored in responses {
+        let Ok(mut response) = serde_json::from_str::<Value>(&stored.response) else {
+            continue;
+        };
+        let Value::Array(output) = response["output"].take() else { continue };
+        for item in output {
+            let id = item["id"].as_str().filter(|id| wanted.contains(id)).map(str::to_owned);
+            if let Some(id) = id {
+                found.insert(id, item);
+            }
+        }
+    }
+    found
+}
+
 /// Responses, oldest first.
 #[derive(Default)]
 pub(crate) struct Store(Mutex<Held>);
@@ -96,29 +114,15 @@ impl Store {
         found.map(|(_, stored)| Arc::clone(stored))
     }
 
-    /// The items with these ids of the outputs that are kept.
-    pub(super) fn items(&self, wanted: &HashSet<&str>) -> HashMap<String, Value> {
-        let is_wanted = |stored: &Stored| stored.output_ids.iter().any(|id| wanted.contains(&**id));
-        // What is parsed is not held against others that wait for the store.
-        let responses: Vec<Arc<Stored>> = {
-            let held = self.held(Instant::now());
-            let all = held.responses.iter().map(|(_, stored)| stored);
-            all.filter(|stored| is_wanted(stored)).map(Arc::clone).collect()
-        };
-        let mut found = HashMap::new();
-        for stored in responses {
-            let Ok(mut response) = serde_json::from_str::<Value>(&stored.response) else {
-                continue;
-            };
-            let Value::Array(output) = response["output"].take() else { continue };
-            for item in output {
-                let id = item["id"].as_str().filter(|id| wanted.contains(id)).map(str::to_owned);
-                if let Some(id) = id {
-                    found.insert(id, item);
-                }
-            }
+    /// The responses that are kept and have items with these ids in their outputs.
+    pub(super) fn with_items(&self, wanted: &HashSet<&str>) -> Vec<Arc<Stored>> {
+        if wanted.is_empty() {
+            return Vec::new();
         }
-        found
+        let is_wanted = |stored: &Stored| stored.output_ids.iter().any(|id| wanted.contains(&**id));
+        let held = self.held(Instant::now());
+        let all = held.responses.iter().map(|(_, stored)| stored);
+        all.filter(|stored| is_wanted(stored)).map(Arc::clone).collect()
     }
 
     /// Forgets a response; returns whether there was one.

@@ -122,6 +122,37 @@ fn calls_in_tags_of_qwen3_coder_fit_their_schemas() {
     check(&conditions, &[&format!("{json}</tool_call>")], &wrong);
 }
 
+/// What is read as JSON first is written as JSON, or "12" would become a number.
+#[test]
+fn texts_in_tags_are_quoted_unless_the_schema_says_that_they_are_texts() {
+    let mut tools = rule(CallStyle::Tags);
+    let properties = json!({"a": {"const": "12"}, "b": {"enum": ["12"]},
+        "c": {"type": ["string", "null"], "enum": ["12"]}});
+    tools.tools[0]["function"]["parameters"] = json!({"type": "object", "properties": properties});
+    let parameter = |name: &str, text: &str| format!("<parameter={name}>{text}</parameter>");
+    let call = |text: &str| format!("<function=weather>{text}</function>");
+    let right = [("a", "\"12\""), ("b", "12"), ("c", "\"12\"")];
+    let right = right.map(|(name, text)| call(&parameter(name, text)));
+    let wrong = ["a>|12", "b>|\"12", "c>|12"].map(|t| format!("<function=weather><parameter={t}"));
+    check(&tools, &right.each_ref().map(|t| &**t), &wrong.each_ref().map(|t| &**t));
+}
+
+#[test]
+fn all_strict_tools_are_bounded_together() {
+    let options = |key: &str| -> Vec<Value> {
+        (0..90).map(|i| json!({"type": "object", "required": [format!("{key}{i}")]})).collect()
+    };
+    let mut tools = rule(CallStyle::Hermes);
+    tools.tools[0]["function"]["parameters"] =
+        json!({"allOf": [{"anyOf": options("a")}, {"anyOf": options("b")}]});
+    assert!(calls::schema(&tools.tools[..1], tools.style).is_ok(), "one alone");
+    let tokenizer = tokenizer();
+    let grammars = grammars(&tokenizer);
+    tools.tools = vec![tools.tools[0].clone(); 8];
+    let error = grammars.strict(&tokenizer, &tools, "tools").err().unwrap();
+    assert!(error.message().contains("combin"), "{}", error.message());
+}
+
 #[test]
 fn bare_calls_of_llama_fit_their_schemas() {
     let right = [

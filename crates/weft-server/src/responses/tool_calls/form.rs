@@ -66,7 +66,7 @@ impl ToolForm {
             let name = tool.pointer("/function/name")?.as_str()?.to_owned();
             let properties = tool.pointer("/function/parameters/properties");
             let properties = properties.and_then(Value::as_object).into_iter().flatten();
-            let texts = properties.filter(|(_, schema)| is_text(schema));
+            let texts = properties.filter(|(_, schema)| is_text_parameter(schema));
             Some((name, texts.map(|(name, _)| name.clone()).collect()))
         };
         Self { style, texts: tools.iter().filter_map(read).collect() }
@@ -93,7 +93,7 @@ impl ToolForm {
 }
 
 /// Whether a parameter can only be a text.
-fn is_text(schema: &Value) -> bool {
+pub(crate) fn is_text_parameter(schema: &Value) -> bool {
     match schema.get("type") {
         Some(Value::String(kind)) => kind == "string",
         Some(_) => false,
@@ -143,7 +143,7 @@ impl Reader<'_> {
         let mut key = self.string()?;
         self.token(":")?;
         if key == "type" {
-            self.string()?;
+            self.string().filter(|kind| kind == "function")?;
             self.token(",")?;
             key = self.string()?;
             self.token(":")?;
@@ -251,7 +251,8 @@ mod tests {
         }
         let typed = opening("{\"type\": \"function\", \"name\": \"f\", \"arguments\": {}");
         assert_eq!(typed, Opening::Call("f".to_owned(), "{}"));
-        for other in ["[", "{\"title\": ", "{\"name\": 1", "{\"name\": \"f\"}", "{}"] {
+        let person = "{\"type\": \"person\", \"name\": \"f\", \"arguments\": {}";
+        for other in ["[", "{\"title\": ", "{\"name\": 1", "{\"name\": \"f\"}", "{}", person] {
             assert_eq!(opening(other), Opening::No, "{other}");
         }
     }

@@ -19,7 +19,7 @@ use self::mender::JsonMender;
 use self::tags::TagCall;
 use super::response_id;
 
-pub(crate) use self::form::{CallStyle, ToolForm};
+pub(crate) use self::form::{CallStyle, ToolForm, is_text_parameter};
 pub(crate) use self::pieces::calls_in_pieces;
 
 /// A part of a call: its beginning, more of its arguments, or both.
