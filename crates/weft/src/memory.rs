@@ -111,19 +111,18 @@ impl MemoryPlan {
             positions: room.context,
             pages: pages(room, page_bytes, free)?,
         };
-        let mut experts = None;
-        let need = match device {
+        let (need, experts) = match device {
             #[cfg(feature = "cuda")]
-            Chosen::Cuda(_) => weft_cuda::need(config, forms, &limits),
+            Chosen::Cuda(_) => (weft_cuda::need(config, forms, &limits), None),
             #[cfg(all(feature = "cuda", feature = "cpu"))]
             Chosen::CudaWithHostExperts => {
                 let need = weft_cpu::need_of_experts(config, forms, limits.step_tokens);
-                experts = Some(ExpertMemory { need, free: None });
-                weft_cuda::need_without_experts(config, forms, &limits)
+                let others = weft_cuda::need_without_experts(config, forms, &limits);
+                (others, Some(ExpertMemory { need, free: None }))
             }
             #[cfg(feature = "cpu")]
-            Chosen::Cpu => weft_cpu::need(config, forms, &limits),
-            Chosen::Reference => Need::unpadded(config, forms, &limits, config.dtype),
+            Chosen::Cpu => (weft_cpu::need(config, forms, &limits), None),
+            Chosen::Reference => (Need::unpadded(config, forms, &limits, config.dtype), None),
         };
         let on_gpu = device.is_gpu();
         let has_experts = on_gpu && experts.is_none() && config.experts.is_some();
