@@ -113,10 +113,10 @@ def commands(args: argparse.Namespace, model: Path, scratch: Path) -> list:
 
 def gguf_file(model: Path, form: str) -> Path:
     """The model as a GGUF file of one form, written if it is not there."""
-    from peers import gguf  # which needs numpy
-
     path = model / f"{form}.gguf"
     if not path.exists():
+        from peers import gguf  # which needs numpy
+
         gguf.write(model, form, path)
     return path
 

@@ -92,6 +92,7 @@ class Emulation(unittest.TestCase):
         "crates/weft-core/src/dtype.rs": "",
         "crates/weft-core/src/engine/mod.rs": "use crate::plan::plan;\n",
         "headers/generated/c.cuh": "int c;\n",
+        "Cargo.lock": "",
     }
 
     def setUp(self):
