@@ -62,10 +62,8 @@ impl CpuExperts {
         weights: &dyn Weights,
         options: Options,
     ) -> Result<Self, WeightsError> {
+        options.check();
         let Options { limits, threads, isa } = options;
-        // Kernels rely on this check: they are only reachable through a device, or through this.
-        assert!(isa.is_available(), "this machine has no {isa}");
-        assert!(threads > 0, "no thread to work");
         let experts = config.experts.as_ref().expect("a model with experts");
         let tokens = limits.step_tokens;
         let limits = Limits { step_tokens: tokens, step_outputs: 0, positions: 0, pages: 0 };

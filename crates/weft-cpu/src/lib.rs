@@ -95,6 +95,15 @@ impl Options {
     pub fn new(limits: Limits) -> Result<Self, IsaError> {
         Ok(Self { limits, threads: n_cores(), isa: Isa::choose()? })
     }
+
+    /// Kernels rely on this check: they are only reachable through what was made after it.
+    ///
+    /// # Panics
+    /// If the machine does not support the instruction set, or there is no thread.
+    fn check(&self) {
+        assert!(self.isa.is_available(), "this machine has no {}", self.isa);
+        assert!(self.threads > 0, "no thread to work");
+    }
 }
 
 /// Number of threads that this machine runs at the same time; 1 if unknown.
@@ -112,10 +121,8 @@ impl CpuDevice {
         weights: &dyn Weights,
         options: Options,
     ) -> Result<Self, WeightsError> {
+        options.check();
         let Options { limits, threads, isa } = options;
-        // Kernels rely on this check: they are only reachable through a device.
-        assert!(isa.is_available(), "this machine has no {isa}");
-        assert!(threads > 0, "no thread to work");
         let kv = Kv::new(config, limits.pages);
         let coded = !Forms::of(weights, config).all_plain();
         Ok(Self {

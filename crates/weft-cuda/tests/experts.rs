@@ -118,6 +118,15 @@ fn ways_do_not_show(name: &str, config: &Config, device: &mut CudaDevice) {
     ways::do_not_show(name, config, device, &[Launches::Ops, Launches::Graph], 50);
 }
 
+/// Checks models with random weights, each of a hidden size and a mixture.
+fn for_each_size(all: &[(usize, Mixture)], check: impl Fn(&str, &Config, &dyn Weights) + Sync) {
+    for_each(all, |(hidden, mixture)| {
+        let config = model(*hidden, *mixture);
+        let name = format!("{hidden}, {} of {}", mixture.chosen, mixture.count);
+        check(&name, &config, &random(&config));
+    });
+}
+
 #[test]
 fn experts_match_the_reference() {
     if !gpu_is_there() {
@@ -125,11 +134,7 @@ fn experts_match_the_reference() {
     }
     let sizes = [(30, ODD), (300, SPREAD), (2100, SPREAD), (520, Mixture { width: 1030, ..ODD })];
     let others = OTHERS.map(|mixture| (270, mixture));
-    for_each(&[&sizes[..], &others].concat(), |(hidden, mixture)| {
-        let config = model(*hidden, *mixture);
-        let name = format!("{hidden}, {} of {}", mixture.chosen, mixture.count);
-        matches_the_reference(&name, &config, &random(&config));
-    });
+    for_each_size(&[&sizes[..], &others].concat(), matches_the_reference);
 }
 
 /// Models of any size: experts that fill tiles and units exactly, hardly, and over.
@@ -430,11 +435,7 @@ fn the_persistent_kernel_computes_the_same_experts() {
     let wide = Mixture { count: 64, chosen: 8, width: 768, ..SPREAD };
     let sizes = [(30, ODD), (300, SPREAD), (2048, wide)];
     let others = [OTHERS[0], OTHERS[1], OTHERS[3]].map(|mixture| (270, mixture));
-    for_each(&[&sizes[..], &others].concat(), |(hidden, mixture)| {
-        let config = model(*hidden, *mixture);
-        let name = format!("{hidden}, {} of {}", mixture.chosen, mixture.count);
-        the_persistent_kernel_does_not_show(&name, &config, &random(&config));
-    });
+    for_each_size(&[&sizes[..], &others].concat(), the_persistent_kernel_does_not_show);
 }
 
 #[test]
