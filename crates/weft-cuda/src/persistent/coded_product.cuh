@@ -51,7 +51,7 @@ template <class F, int N, bool ONE>
 __device__ __forceinline__ void add_pairs(float (&sum)[4], const u8 *upper, const u8 *lower, const uint4 *x, u32 n_tokens, int lane, u32 zero) {
 #pragma unroll
     for (int u = 0; u < N; ++u)
-        add_pair<F, ONE>(sum, upper + u * F::BYTES, lower + u * F::BYTES, ColumnInput<F>(x[u * n_tokens * 4], lane, zero), lane, zero);
+        add_pair<F, ONE>(sum, upper + u * F::BYTES, lower + u * F::BYTES, ColumnInput<F, ONE>(x[u * n_tokens * 4], lane, zero), lane, zero);
 }
 template <class F, int STRIP, bool IS_EVEN, bool ONE>
 __device__ __forceinline__ void add_strip(float (&sum)[4], const u8 *upper, const u8 *lower, const uint4 *x, int width, u32 n_tokens, int lane, u32 zero) {
@@ -67,7 +67,7 @@ __device__ __forceinline__ void add_strip(float (&sum)[4], const u8 *upper, cons
 // The same of one token and a tile without another: two units at a time, where there are two.
 template <class F, int N> __device__ __forceinline__ void add_twos(float &sum, const u8 *units, const uint4 *x, int lane) {
 #pragma unroll
-    for (int u = 0; u < N; u += 2) add_two<F>(sum, units + u * F::BYTES, ColumnInput<F>(x[u * 4 + lane / 4 % 2 * 4], lane, 0), lane);
+    for (int u = 0; u < N; u += 2) add_two<F>(sum, units + u * F::BYTES, ColumnInput<F, false>(x[u * 4 + lane / 4 % 2 * 4], lane, 0), lane);
 }
 template <class F, int STRIP> __device__ __forceinline__ void add_odd_strip(float (&sum)[4], const u8 *tile, const uint4 *x, int width, int lane, u32 zero) {
     constexpr int N = STRIP % 10 == 0 ? 10 : STRIP % 8 == 0 ? 8 : STRIP % 6 == 0 ? 6 : STRIP < 4 ? 2 : 4;
@@ -183,7 +183,7 @@ __device__ __forceinline__ void sum_held_coded_tiles(Stages &stages, float (&sum
 #pragma unroll
         for (int u = 0; u < AT_ONCE; ++u) {
             if (STRIPS == 1 && u >= width) break;
-            const ColumnInput<F> x(own[u * n_tokens * 4], lane, zero);
+            const ColumnInput<F, ONE> x(own[u * n_tokens * 4], lane, zero);
 #pragma unroll
             for (int i = u * PAIRS; i < (u + 1) * PAIRS; ++i) {
                 const Interleaved codes = i < HELD ? held[i < HELD ? i : 0] : unpack_pair<F>(unit(i, 0), unit(i, 1), lane, zero);
