@@ -51,6 +51,7 @@ template <Codes CODES_, int N_BITS_, int MIDDLE_, int RUNS_, Numbers SCALE_, Off
 
 // ---- codes -------------------------------------------------------------------------------------
 constexpr u32 ONES = 0x3f803f80u;
+__device__ __forceinline__ uint4 all_ones() { return make_uint4(ONES, ONES, ONES, ONES); }
 // The lower eight bits of a bf16 as a number: an integer times 2^-133, however large it is. So one
 // multiplication makes numbers of codes where they are, those in the upper four bits too.
 constexpr u32 TIMES_2_127 = 0x7f007f00u, TIMES_2_125 = 0x7e007e00u, TIMES_2_123 = 0x7d007d00u;
@@ -178,7 +179,7 @@ template <class F> struct UnitInput {
                 for (int i = 0; i < 8; ++i) runs[run].of[i] = 0;
 #pragma unroll
             for (int e = 0; e < 4; ++e) sums[run][e] = 0.0f;
-            if (F::HAS_OFFSET) mma32(sums[run], runs[run], make_uint4(ONES, ONES, ONES, ONES));
+            if (F::HAS_OFFSET) mma32(sums[run], runs[run], all_ones());
         }
     }
 };
@@ -212,17 +213,40 @@ template <class F, bool ONE> struct ColumnInput {
     static constexpr int N = ONE ? 1 : F::RUNS;
     uint4 runs[N];
     float sums[N][4];
-    __device__ __forceinline__ ColumnInput(uint4 x, int lane, u32 zero) {
-        const uint4 ones = make_uint4(ONES, ONES, ONES, ONES);
+    __device__ __forceinline__ ColumnInput(uint4 x, int lane) {
+#pragma unroll
+        for (int i = 0; i < N; ++i) runs[i] = F::RUNS > 1 && lane % 4 / 2 != (ONE ? lane / 4 % 2 : i) ? make_uint4(0, 0, 0, 0) : x;
+    }
+    __device__ __forceinline__ ColumnInput(uint4 x, int lane, u32 zero) : ColumnInput(x, lane) {
 #pragma unroll
         for (int i = 0; i < N; ++i) {
-            runs[i] = F::RUNS > 1 && lane % 4 / 2 != (ONE ? lane / 4 % 2 : i) ? make_uint4(0, 0, 0, 0) : x;
 #pragma unroll
             for (int e = 0; e < 4; ++e) sums[i][e] = 0.0f;
-            if (F::HAS_OFFSET) mma32(sums[i], Interleaved(ones, ones, zero), runs[i]);
+            if (F::HAS_OFFSET) mma32(sums[i], Interleaved(all_ones(), all_ones(), zero), runs[i]);
         }
     }
+    // With sums of ONE token's runs that are known.
+    __device__ __forceinline__ ColumnInput(uint4 x, int lane, const float *of_runs) : ColumnInput(x, lane) {
+        static_assert(ONE, "sums of one token");
+#pragma unroll
+        for (int run = 0; run < F::RUNS; ++run) sums[0][run] = sums[0][2 + run] = of_runs[run];
+    }
 };
+// Sums of a token's input over the runs of `n` units from `x` on, each of 64 bytes, run after run: eight
+// units are the columns of one product.
+template <class F> __device__ __forceinline__ void sum_input_runs(float *sums, const uint4 *x, int n, int lane, u32 zero) {
+#pragma unroll 1
+    for (int first = 0; first < n; first += 8) {
+        const uint4 units = x[min(first + lane / 4, n - 1) * 4 + lane % 4];
+#pragma unroll
+        for (int run = 0; run < F::RUNS; ++run) {
+            float of_run[4] = {};
+            mma32(of_run, Interleaved(all_ones(), all_ones(), zero), F::RUNS > 1 && lane % 4 / 2 != run ? make_uint4(0, 0, 0, 0) : units);
+            if (lane < 4) sums[(first + lane * 2) * F::RUNS + run] = of_run[0], sums[(first + lane * 2 + 1) * F::RUNS + run] = of_run[1];
+        }
+    }
+    __syncwarp();
+}
 // The scales and minimums of rows g of two units of one form.
 template <class F> struct PairNumbers {
     AllRuns<F> of[2];
