@@ -10,6 +10,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <type_traits>
 #include <vector>
 #include <cuda_runtime.h>
 // Kernels know only the GPU's compiler.
@@ -49,7 +50,8 @@ template <class F> __device__ u8 byte_of(int at, u32 random, float size) {
         if (at < F::SCALES || at >= F::END) return at < F::SCALES ? random : 0;
         const int number = (at - F::SCALES) / (F::SCALE == F32 ? 4 : 2);
         const float middle = number % F::PER_ROW == 1 ? -7.5f : 1.0f; // of minimums, of scales
-        const float scale = size / (F::N_BITS == 8 ? 74.0f : F::N_BITS == 6 ? 18.0f : 4.6f) * middle;
+        const float larger = F::IS_STORED_LARGER && number % F::PER_ROW == 0 ? F::FACTOR : 1.0f;
+        const float scale = size / (F::N_BITS == 8 ? 74.0f : F::N_BITS == 6 ? 18.0f : 4.6f) * middle * larger;
         if (F::SCALE == F32) return at % 4 == 0 ? random : __float_as_uint(scale) >> at % 4 * 8;
         return part((F::SCALE == BF16 ? __float_as_uint(scale) >> 16 : half_of(scale)) & 0xfff8 | random % 8);
     }
@@ -91,14 +93,38 @@ static u16 *vector_around(int n, float around) {
     }
     return uploaded(values);
 }
-static LayerAddresses layer(u32 seed, int n_pages) {
+// Which of two variants a layer of Q4_K_M has; the first is that of layer 0, which has more bits.
+static u32 variant(u32 layer) {
+    const u32 eighth = LAYERS / 8;
+    return layer < eighth || layer >= 7 * LAYERS / 8 || (layer - eighth) % 3 == 2 ? 0 : 1;
+}
+template <class F> static OneForm<F> forms_of(const OneForm<F> &forms) { return forms; }
+template <class Q, class K, class V, int A, int B> static ThreeForms<Q, K, V, A, B> forms_of(const ThreeForms<Q, K, V, A, B> &forms) { return forms; }
+// The place of a matrix's forms among those after norms.
+template <class W> static u16 norm_id() {
+    int id = -1;
+#define FIND(SUFFIX, N) if (std::is_same<decltype(forms_of(W{})), decltype(forms_of(N{}))>::value) id = N::ID;
+    NORM_FORMS(FIND)
+    return id;
+}
+#define MAKE(SUFFIX, W) if (W::IS_LAST || variant(index) == W::ID) return make(W{});
+template <class Make> static u8 *make_qkv(u32 index, Make make) { QKV_MATRICES(MAKE) }
+template <class Make> static u8 *make_down(u32 index, Make make) { DOWN_MATRICES(MAKE) }
+static LayerAddresses layer(u32 index, int n_pages) {
     LayerAddresses own = {};
+    const u32 seed = index * 8;
     own.attention_norm = (const uint4 *)vector_around(HIDDEN, 1), own.mlp_norm = (const uint4 *)vector_around(HIDDEN, 1);
     own.q_norm = vector_around(HEAD_DIM, 1), own.k_norm = vector_around(HEAD_DIM, 1), own.bias = vector_around(QKV_ROWS, 0);
-    own.qkv = matrix<QkvMatrix, HIDDEN_UNITS>(QKV_ROWS, 1 / sqrtf(HIDDEN), seed + 1);
+    own.qkv = make_qkv(index, [&](auto forms) {
+        own.variants.qkv = norm_id<decltype(forms)>();
+        return matrix<decltype(forms), HIDDEN_UNITS>(QKV_ROWS, 1 / sqrtf(HIDDEN), seed + 1);
+    });
     own.o = matrix<ProjMatrix, Q_UNITS>(HIDDEN, 1 / sqrtf(Q_WIDTH), seed + 2);
-    own.gate_up = matrix<GateUpMatrix, HIDDEN_UNITS>(2 * INTER, 1 / sqrtf(HIDDEN), seed + 3);
-    own.down = matrix<DownMatrix, INTER_UNITS>(HIDDEN, 1 / sqrtf(INTER), seed + 4);
+    own.gate_up = matrix<GateUpMatrix, HIDDEN_UNITS>(2 * INTER, 1 / sqrtf(HIDDEN), seed + 3), own.variants.gate_up = norm_id<GateUpMatrix>();
+    own.down = make_down(index, [&](auto forms) {
+        own.variants.down = decltype(forms)::ID;
+        return matrix<decltype(forms), INTER_UNITS>(HIDDEN, 1 / sqrtf(INTER), seed + 4);
+    });
     own.kv = zeros<u16>((size_t)n_pages * KV_HEADS * 2 * PAGE_SIDE);
     return own;
 }
@@ -165,7 +191,7 @@ int main(int n_arguments, char **arguments) {
     Lists lists;
     for (int lane = 0; lane < n_lanes; ++lane) lists.add_lane(before);
     std::vector<LayerAddresses> layers;
-    for (int i = 0; i < LAYERS; ++i) layers.push_back(layer(i * 8, n_lanes * 4));
+    for (int i = 0; i < LAYERS; ++i) layers.push_back(layer(i, n_lanes * 4));
     Launch launch = launch_for(lists, layers);
     cudaFuncAttributes kernel;
     checked(cudaFuncGetAttributes(&kernel, (const void *)KERNEL));

@@ -10,7 +10,7 @@
 //! much shared memory as an H100's.
 //! `check` reads dumps of `harness.cpp`: every op, on the inputs that the kernel had, must give what
 //! the reference gives, within the bounds of `tests/parity.rs`. `constants` writes the headers of a
-//! model all of whose matrices are plain, or int4 or int8, for `bench/gpu/decode.cu`.
+//! model all of whose matrices have one form, or those of Q4_K_M, for `bench/gpu/decode.cu`.
 
 use std::error::Error;
 use std::path::Path;
@@ -24,7 +24,8 @@ use weft_core::plan::{Op, plan};
 use weft_core::reference::Reference;
 use weft_core::shapes;
 use weft_core::weights::{
-    Coded, CodedRow, Form, Forms, LayerTensor, Tensor, TensorShape, Weights, WeightsError,
+    Coded, CodedRow, Form, Forms, LayerTensor, Quantised, RandomWeights, Tensor, TensorShape,
+    Weights, WeightsError,
 };
 use weft_cuda::{Chip, packed_matrices, sources};
 use weft_testing::Work;
@@ -128,45 +129,28 @@ impl Weights for Given {
     }
 }
 
-/// Weights of a model in one form, but for its routers; without values.
-struct Formed(Config, Form);
-
-impl Weights for Formed {
-    fn read(&self, _: Tensor, _: &mut dyn FnMut(usize, &[f32])) -> Result<(), WeightsError> {
-        Ok(())
-    }
-
-    fn form(&self, tensor: Tensor) -> Form {
-        let is_router = matches!(tensor, Tensor::Layer(_, LayerTensor::Router));
-        let is_vector = tensor.shape(&self.0).len() == 1;
-        if is_router || is_vector { Form::Plain } else { self.1 }
-    }
-
-    fn fingerprint(&self) -> [u8; 32] {
-        [0; 32]
-    }
-}
-
-/// Writes the headers of a model whose matrices have one form.
+/// Writes the headers of a model whose matrices have one form, or those of llama.cpp's Q4_K_M.
 fn write_constants(
     config: &Config,
     form: &str,
     n_sms: usize,
     folder: &str,
 ) -> Result<(), Box<dyn Error>> {
-    let form = match form {
-        "plain" => Form::Plain,
-        "int4" => Form::Coded(Coded::int(4)),
-        "int8" => Form::Coded(Coded::int(8)),
-        other => return Err(format!("{other} is none of plain, int4 and int8").into()),
+    let plain = || RandomWeights::new(config, 1);
+    let coded = |form| Forms::of(&Quantised::new(plain(), form), config);
+    let forms = match form {
+        "plain" => Forms::of(&plain(), config),
+        "int4" => coded(Coded::int(4)),
+        "int8" => coded(Coded::int(8)),
+        "q4_k" => coded(Coded::Q4_K),
+        "q6_k" => coded(Coded::Q6_K),
+        "q4_k_m" => Forms::of(&Quantised::q4_k_m(plain(), config), config),
+        other => {
+            let known = "plain, int4, int8, q4_k, q6_k and q4_k_m";
+            return Err(format!("{other} is none of {known}").into());
+        }
     };
-    let chip = Chip { n_sms, ..Chip::HOPPER };
-    write_generated(
-        config,
-        &Forms::of(&Formed(config.clone(), form), config),
-        chip,
-        Path::new(folder),
-    )
+    write_generated(config, &forms, Chip { n_sms, ..Chip::HOPPER }, Path::new(folder))
 }
 
 /// Writes `generated/*.cuh`.

@@ -91,7 +91,7 @@ impl UnitForm {
                 if column >= from.codes.len() {
                     continue;
                 }
-                let (g, at) = (column / group, run * TILE_ROWS + row);
+                let (g, at) = (column / group, row * runs(coded) + run);
                 let numbers = &mut to[places.scales..];
                 write_number(numbers, coded, at, 0, &from.scales, g, group);
                 match from.offsets {
@@ -151,16 +151,36 @@ fn write_codes(to: &mut [u8], code: Code, lane: usize, codes: &[u8]) {
     let (mut low, mut high) = (0_u32, 0_u16);
     for (c, code) in codes.iter().enumerate() {
         let (pair, is_odd) = (c / 2, c % 2);
-        low |= u32::from(code & 15) << (pair * 4 + is_odd * 16);
-        high |= match bits {
-            5 => u16::from(code >> 4) << (pair + is_odd * 4),
-            6 => u16::from(code >> 4) << (pair * 2 + is_odd * 8),
-            _ => 0,
+        let (below, above) = match (bits, pair) {
+            // Each half of the word has two codes and four bits of the last, each byte beside it a
+            // code and the other two.
+            (6, 0 | 1) => (u32::from(*code) << (pair * 6), 0),
+            (6, 2) => (0, u16::from(*code)),
+            (6, _) => (u32::from(code & 15) << 12, u16::from(code >> 4) << 6),
+            (5, _) => (u32::from(code & 15) << (pair * 4), u16::from(code >> 4) << pair),
+            _ => (u32::from(code & 15) << (pair * 4), 0),
         };
+        low |= below << (is_odd * 16);
+        high |= above << (is_odd * if bits == 5 { 4 } else { 8 });
     }
     to[lane * 4..][..4].copy_from_slice(&low.to_le_bytes());
     let (low_bytes, own) = (TILE_ROWS * COLUMNS / 2, bits - 4);
     to[low_bytes + lane * own..][..own].copy_from_slice(&high.to_le_bytes()[..own]);
+}
+
+/// Kernels make codes of most kinds so much smaller (`FACTOR` in `kernels/coded.cuh`). Scales that
+/// are f32 are stored so much larger, which rounds nothing.
+fn code_factor(code: Code) -> f32 {
+    match code {
+        Code::Fp8 | Code::Table(_) => 1.0,
+        Code::Int { bits } | Code::Uint { bits } => {
+            if bits == 5 {
+                1.0
+            } else {
+                64.0
+            }
+        }
+    }
 }
 
 /// Writes the scale of a group, which is the first of its row's numbers, or the minimum.
@@ -173,7 +193,9 @@ fn write_number(
     group: usize,
     width: usize,
 ) {
-    let number = from.of(group, width);
+    let is_larger = which == 0 && !matches!(coded.scale, Scale::F16 | Scale::Bf16);
+    let factor = if is_larger { code_factor(coded.code) } else { 1.0 };
+    let number = from.of(group, width) * factor;
     let at = row * per_row(coded) + which;
     match coded.scale {
         Scale::F16 => to[at * 2..][..2].copy_from_slice(&f16::from_f32(number).to_le_bytes()),
@@ -234,7 +256,7 @@ mod tests {
         };
         let mut to = [0; 192];
         UnitForm::new(Form::Coded(coded)).write_row(&mut to, |_| 0, 2, &row, 32);
-        assert_eq!(to[128 + 16..][..4], 1.5_f32.to_le_bytes());
+        assert_eq!(to[128 + 16..][..4], (64.0 * 1.5_f32).to_le_bytes());
         assert_eq!(to[128 + 20..][..4], (-1.75_f32).to_le_bytes());
     }
 
@@ -244,7 +266,11 @@ mod tests {
         write_codes(&mut to, Code::Int { bits: 4 }, 1, &[1, 2, 3, 4, 5, 6, 7, 8]);
         assert_eq!(to[4..8], 0x8642_7531_u32.to_le_bytes());
         write_codes(&mut to, Code::Uint { bits: 6 }, 0, &[0x1f, 0x20, 0, 0, 0, 0, 0x30, 0]);
-        assert_eq!((to[0], to[2], to[128], to[129]), (0x0f, 0x00, 0xc1, 0x02));
+        assert_eq!((to[0], to[2], to[3]), (0x1f, 0x20, 0x00));
+        assert_eq!((to[1], to[128], to[129]), (0x00, 0xc0, 0x00));
+        write_codes(&mut to, Code::Uint { bits: 6 }, 0, &[0, 0, 0x3f, 0, 0x15, 0x2a, 0, 0x2b]);
+        assert_eq!((to[0], to[1], to[2], to[3]), (0xc0, 0x0f, 0x00, 0xb0));
+        assert_eq!((to[128], to[129]), (0x15, 0xaa));
         write_codes(&mut to, Code::Fp8, 0, &[1, 2, 3, 4, 5, 6, 7, 8]);
         assert_eq!(to[..8], [1, 3, 2, 4, 5, 7, 6, 8]);
     }

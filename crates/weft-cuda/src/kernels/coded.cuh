@@ -28,8 +28,8 @@ using NoTable = Table<0, 0, 0, 0, 0, 0, 0, 0>;
 constexpr int number_bytes(Numbers kind, int runs) { return (kind == F32 ? 32 : 16) * runs; }
 
 // Codes of BITS bits, less than MIDDLE below zero; RUNS of a unit. It lies as `units.rs` packs it:
-// codes, or four bits of each and then their other bits; scales, each with its minimum where there
-// are minimums; zeros; up to 16 bytes of nothing.
+// codes, or most bits of each and then their other bits; the scales of a row's runs, each with its
+// minimum where there are minimums, row after row; zeros; up to 16 bytes of nothing.
 template <Codes CODES_, int N_BITS_, int MIDDLE_, int RUNS_, Numbers SCALE_, Offsets OFFSET_, class Table_> struct Coded {
     using Table = Table_;
     static constexpr Codes CODES = CODES_;
@@ -44,18 +44,19 @@ template <Codes CODES_, int N_BITS_, int MIDDLE_, int RUNS_, Numbers SCALE_, Off
     static constexpr int END = ZEROS + (OFFSET == ZERO ? 8 * RUNS : 0);
     static constexpr int BYTES = (END + 15) / 16 * 16;
     // Codes come out so much smaller, and scales so much larger: a power of two, which no sum
-    // rounds.
-    static constexpr bool IS_SMALL = CODES == INT8 || CODES == UINT8 || CODES == BITS && N_BITS == 4;
+    // rounds. Scales that are f32 are stored larger.
+    static constexpr bool IS_SMALL = CODES == INT8 || CODES == UINT8 || CODES == BITS && N_BITS != 5, IS_STORED_LARGER = IS_SMALL && SCALE == F32;
     static constexpr float FACTOR = IS_SMALL ? 64.0f : 1.0f;
 };
 
 // ---- codes -------------------------------------------------------------------------------------
 constexpr u32 ONES = 0x3f803f80u;
+__device__ __forceinline__ uint4 all_ones() { return make_uint4(ONES, ONES, ONES, ONES); }
 // The lower eight bits of a bf16 as a number: an integer times 2^-133, however large it is. So one
 // multiplication makes numbers of codes where they are, those in the upper four bits too.
-constexpr u32 TIMES_2_127 = 0x7f007f00u, TIMES_2_123 = 0x7d007d00u;
+constexpr u32 TIMES_2_127 = 0x7f007f00u, TIMES_2_125 = 0x7e007e00u, TIMES_2_123 = 0x7d007d00u;
 // -n / 64, for the n that there are.
-constexpr u32 minus_64th(int n) { return (n == 0 ? 0x8000u : n == 8 ? 0xbe00u : 0xc000u) * 0x10001u; }
+constexpr u32 minus_64th(int n) { return (n == 0 ? 0x8000u : n == 8 ? 0xbe00u : n == 32 ? 0xbf00u : 0xc000u) * 0x10001u; }
 // A bf16 of 128 to 255 has an integer's lower seven bits in its lower seven. Two of them.
 constexpr u32 AND_128 = 0x43004300u;
 constexpr u32 minus(int from_128_on) { return (0xc300u | (u32)(from_128_on - 128)) * 0x10001u; }
@@ -69,13 +70,18 @@ template <class F> __device__ __forceinline__ uint4 unpack_bits(const u8 *unit, 
         const auto upper = [](u32 codes) { return fma_pair(codes & 0x00f000f0u, TIMES_2_123, minus_64th(F::MIDDLE)); };
         return make_uint4(lower(low), upper(low), lower(low >> 8), upper(low >> 8));
     }
-    u32 high = 0;
-    if constexpr (F::N_BITS == 5) high = unit[F::LOW_BYTES + lane], high |= high << 12;
-    if constexpr (F::N_BITS == 6) high = __byte_perm(((const u16 *)(unit + F::LOW_BYTES))[lane], 0, 0x4140);
+    if constexpr (F::N_BITS == 6) {
+        // Half a word has two codes and four bits of the last, its byte a code and the other two.
+        static_assert(F::MIDDLE == 0 || F::MIDDLE == 32, "the middle of six bits");
+        const u32 high = __byte_perm(((const u16 *)(unit + F::LOW_BYTES))[lane], 0, 0x4140);
+        const auto number = [](u32 codes, u32 times) { return fma_pair(codes, times, minus_64th(F::MIDDLE)); };
+        return make_uint4(number(low & 0x003f003fu, TIMES_2_127), number(low >> 4 & 0x00fc00fcu, TIMES_2_125), number(high & 0x003f003fu, TIMES_2_127),
+                          number(and_or(low >> 10, 0x003c003cu, high & 0x00c000c0u), TIMES_2_125));
+    }
+    u32 high = unit[F::LOW_BYTES + lane];
+    high |= high << 12;
     const auto pair = [&](int p) {
-        u32 code = and_or(low >> (p * 4), 0x000f000fu, AND_128);
-        if (F::N_BITS == 5) code = and_or(high << (4 - p), 0x00100010u, code);
-        if (F::N_BITS == 6) code = and_or(p < 3 ? high << (4 - 2 * p) : high >> 2, 0x00300030u, code);
+        const u32 code = and_or(high << (4 - p), 0x00100010u, and_or(low >> (p * 4), 0x000f000fu, AND_128));
         return fma_pair(code, ONES, minus(128 + F::MIDDLE));
     };
     return make_uint4(pair(0), pair(1), pair(2), pair(3));
@@ -122,21 +128,39 @@ __device__ __forceinline__ float signed_byte(u32 byte) { return __uint_as_float(
 struct RowNumbers {
     float scale, minimum;
 };
-template <class F> __device__ __forceinline__ RowNumbers row_numbers(const u8 *unit, int run, int row) {
-    const u8 *numbers = unit + F::SCALES;
-    const int at = run * 8 + row;
-    RowNumbers found = {0.0f, 0.0f};
-    if constexpr (F::SCALE == F32) {
-        if constexpr (F::PER_ROW == 2) found = {((const float2 *)numbers)[at].x, ((const float2 *)numbers)[at].y};
-        else found.scale = ((const float *)numbers)[at];
-    } else {
-        const auto number = [](u16 bits) { return F::SCALE == F16 ? half_to_float(bits) : widen(bits); };
-        if constexpr (F::PER_ROW == 2) found = {number((u16)((const u32 *)numbers)[at]), number((u16)(((const u32 *)numbers)[at] >> 16))};
-        else found.scale = number(((const u16 *)numbers)[at]);
+// The numbers of all runs of a row are one load.
+template <class F> struct AllRuns {
+    RowNumbers of[F::RUNS];
+    __device__ __forceinline__ AllRuns() {}
+    __device__ __forceinline__ AllRuns(const u8 *unit, int row) {
+        constexpr int N = F::RUNS * F::PER_ROW, BYTES = N * (F::SCALE == F32 ? 4 : 2);
+        static_assert(BYTES <= 16 && F::SCALES % 16 == 0, "one load");
+        u32 words[4] = {};
+        const u8 *from = unit + F::SCALES + row * BYTES;
+        if constexpr (BYTES == 2) words[0] = *(const u16 *)from;
+        if constexpr (BYTES == 4) words[0] = *(const u32 *)from;
+        if constexpr (BYTES == 8) words[0] = ((const uint2 *)from)->x, words[1] = ((const uint2 *)from)->y;
+        if constexpr (BYTES == 16) words[0] = ((const uint4 *)from)->x, words[1] = ((const uint4 *)from)->y, words[2] = ((const uint4 *)from)->z, words[3] = ((const uint4 *)from)->w;
+        const auto number = [&](int i) INLINED {
+            if constexpr (F::SCALE == F32) return __uint_as_float(words[i]);
+            const u16 bits = (u16)(words[i / 2] >> i % 2 * 16);
+            return F::SCALE == F16 ? half_to_float(bits) : widen(bits);
+        };
+#pragma unroll
+        for (int run = 0; run < F::RUNS; ++run) {
+            RowNumbers &found = of[run];
+            found = {number(run * F::PER_ROW), F::PER_ROW == 2 ? number(run * F::PER_ROW + 1) : 0.0f};
+            if constexpr (F::OFFSET == ZERO) {
+                const float zero = signed_byte(unit[F::ZEROS + row * F::RUNS + run]);
+                found.minimum = __fmul_rn(-found.scale, F::IS_STORED_LARGER ? zero / F::FACTOR : zero);
+            }
+            if constexpr (F::IS_SMALL && !F::IS_STORED_LARGER) found.scale = __fmul_rn(found.scale, F::FACTOR);
+        }
     }
-    if constexpr (F::OFFSET == ZERO) found.minimum = __fmul_rn(-found.scale, signed_byte(unit[F::ZEROS + at]));
-    if constexpr (F::IS_SMALL) found.scale = __fmul_rn(found.scale, F::FACTOR);
-    return found;
+};
+template <class F> __device__ __forceinline__ RowNumbers row_numbers(const u8 *unit, int run, int row) {
+    const AllRuns<F> all(unit, row);
+    return run == 0 ? all.of[0] : all.of[F::RUNS - 1];
 }
 
 // ---- products ----------------------------------------------------------------------------------
@@ -155,7 +179,7 @@ template <class F> struct UnitInput {
                 for (int i = 0; i < 8; ++i) runs[run].of[i] = 0;
 #pragma unroll
             for (int e = 0; e < 4; ++e) sums[run][e] = 0.0f;
-            if (F::HAS_OFFSET) mma32(sums[run], runs[run], make_uint4(ONES, ONES, ONES, ONES));
+            if (F::HAS_OFFSET) mma32(sums[run], runs[run], all_ones());
         }
     }
 };
@@ -165,16 +189,16 @@ template <class F> struct UnitInput {
 template <class F, bool SECOND> __device__ __forceinline__ void add_unit(float (&sum)[4], const UnitInput<F> &x, const u8 *unit, uint4 codes, int lane) {
     if constexpr (F::IS_PLAIN) return mma32(sum, x.runs[0], codes);
     else {
+        const AllRuns<F> rows[2] = {{unit, lane % 4 * 2}, {unit, lane % 4 * 2 + 1}};
 #pragma unroll
         for (int run = 0; run < F::RUNS; ++run) {
             float of_run[4] = {};
             mma32(of_run, x.runs[run], codes);
-            const RowNumbers rows[2] = {row_numbers<F>(unit, run, lane % 4 * 2), row_numbers<F>(unit, run, lane % 4 * 2 + 1)};
 #pragma unroll
-            for (int e = 0; e < (SECOND ? 4 : 2); ++e) sum[e] = __fmaf_rn(rows[e % 2].scale, of_run[e], sum[e]);
+            for (int e = 0; e < (SECOND ? 4 : 2); ++e) sum[e] = __fmaf_rn(rows[e % 2].of[run].scale, of_run[e], sum[e]);
             if constexpr (F::HAS_OFFSET)
 #pragma unroll
-                for (int e = 0; e < (SECOND ? 4 : 2); ++e) sum[e] = __fmaf_rn(rows[e % 2].minimum, x.sums[run][e], sum[e]);
+                for (int e = 0; e < (SECOND ? 4 : 2); ++e) sum[e] = __fmaf_rn(rows[e % 2].of[run].minimum, x.sums[run][e], sum[e]);
         }
     }
 }
@@ -182,28 +206,52 @@ template <class F, bool SECOND> __device__ __forceinline__ void add_unit(float (
     add_unit<F, SECOND>(sum, x, unit, unpack<F>(unit, lane), lane);
 }
 
-// A unit of the input of up to 8 tokens where they are the columns of a product.
-template <class F> struct ColumnInput {
-    uint4 runs[F::RUNS];
-    float sums[F::RUNS][4];
-    __device__ __forceinline__ ColumnInput(uint4 x, int lane, u32 zero) {
-        const uint4 ones = make_uint4(ONES, ONES, ONES, ONES);
+// A unit of the input of up to 8 tokens where they are the columns of a product. Of ONE token, whose
+// input all lanes of a column of a quad hold, even columns are the first of two runs and odd ones the
+// second: one product has both.
+template <class F, bool ONE> struct ColumnInput {
+    static constexpr int N = ONE ? 1 : F::RUNS;
+    uint4 runs[N];
+    float sums[N][4];
+    __device__ __forceinline__ ColumnInput(uint4 x, int lane) {
 #pragma unroll
-        for (int run = 0; run < F::RUNS; ++run) {
-            runs[run] = F::RUNS > 1 && lane % 4 / 2 != run ? make_uint4(0, 0, 0, 0) : x;
+        for (int i = 0; i < N; ++i) runs[i] = F::RUNS > 1 && lane % 4 / 2 != (ONE ? lane / 4 % 2 : i) ? make_uint4(0, 0, 0, 0) : x;
+    }
+    __device__ __forceinline__ ColumnInput(uint4 x, int lane, u32 zero) : ColumnInput(x, lane) {
 #pragma unroll
-            for (int e = 0; e < 4; ++e) sums[run][e] = 0.0f;
-            if (F::HAS_OFFSET) mma32(sums[run], Interleaved(ones, ones, zero), runs[run]);
+        for (int i = 0; i < N; ++i) {
+#pragma unroll
+            for (int e = 0; e < 4; ++e) sums[i][e] = 0.0f;
+            if (F::HAS_OFFSET) mma32(sums[i], Interleaved(all_ones(), all_ones(), zero), runs[i]);
         }
     }
+    // With sums of ONE token's runs that are known.
+    __device__ __forceinline__ ColumnInput(uint4 x, int lane, const float *of_runs) : ColumnInput(x, lane) {
+        static_assert(ONE, "sums of one token");
+#pragma unroll
+        for (int run = 0; run < F::RUNS; ++run) sums[0][run] = sums[0][2 + run] = of_runs[run];
+    }
 };
+// Sums of a token's input over the runs of `n` units from `x` on, each of 64 bytes, run after run: eight
+// units are the columns of one product.
+template <class F> __device__ __forceinline__ void sum_input_runs(float *sums, const uint4 *x, int n, int lane, u32 zero) {
+#pragma unroll 1
+    for (int first = 0; first < n; first += 8) {
+        const uint4 units = x[min(first + lane / 4, n - 1) * 4 + lane % 4];
+#pragma unroll
+        for (int run = 0; run < F::RUNS; ++run) {
+            float of_run[4] = {};
+            mma32(of_run, Interleaved(all_ones(), all_ones(), zero), F::RUNS > 1 && lane % 4 / 2 != run ? make_uint4(0, 0, 0, 0) : units);
+            if (lane < 4) sums[(first + lane * 2) * F::RUNS + run] = of_run[0], sums[(first + lane * 2 + 1) * F::RUNS + run] = of_run[1];
+        }
+    }
+    __syncwarp();
+}
 // The scales and minimums of rows g of two units of one form.
 template <class F> struct PairNumbers {
-    RowNumbers of[2][F::RUNS];
+    AllRuns<F> of[2];
     __device__ __forceinline__ PairNumbers(const u8 *upper, const u8 *lower, int lane) {
-        if constexpr (!F::IS_PLAIN)
-#pragma unroll
-            for (int i = 0; i < 2 * F::RUNS; ++i) of[i % 2][i / 2] = row_numbers<F>(i % 2 == 0 ? upper : lower, i / 2, lane / 4);
+        if constexpr (!F::IS_PLAIN) of[0] = {upper, lane / 4}, of[1] = {lower, lane / 4};
     }
 };
 // The codes of two units of one form as the rows of a product. `zero` as for `Interleaved`.
@@ -213,30 +261,31 @@ template <class F> __device__ __forceinline__ Interleaved unpack_pair(const u8 *
 // What `add_unit` adds, of two units: those of rows g of both with tokens 2c and 2c + 1, in lane
 // 4g + c; of ONE token, only those with even ones.
 template <class F, bool ONE>
-__device__ __forceinline__ void add_pair(float (&sum)[4], const Interleaved &codes, const PairNumbers<F> &numbers, const ColumnInput<F> &x) {
+__device__ __forceinline__ void add_pair(float (&sum)[4], const Interleaved &codes, const PairNumbers<F> &numbers, const ColumnInput<F, ONE> &x) {
     if constexpr (F::IS_PLAIN) return mma32(sum, codes, x.runs[0]);
     else {
+        float products[ColumnInput<F, ONE>::N][4] = {};
 #pragma unroll
         for (int run = 0; run < F::RUNS; ++run) {
-            float of_run[4] = {};
-            mma32(of_run, codes, x.runs[run]);
+            const int i = ONE ? 0 : run, own = ONE ? run : 0; // which product, and which of its columns
+            if (i == run) mma32(products[i], codes, x.runs[i]);
 #pragma unroll
-            for (int e = 0; e < 4; e += ONE ? 2 : 1) sum[e] = __fmaf_rn(numbers.of[e / 2][run].scale, of_run[e], sum[e]);
+            for (int e = 0; e < 4; e += ONE ? 2 : 1) sum[e] = __fmaf_rn(numbers.of[e / 2].of[run].scale, products[i][e + own], sum[e]);
             if constexpr (F::HAS_OFFSET)
 #pragma unroll
-                for (int e = 0; e < 4; e += ONE ? 2 : 1) sum[e] = __fmaf_rn(numbers.of[e / 2][run].minimum, x.sums[run][e], sum[e]);
+                for (int e = 0; e < 4; e += ONE ? 2 : 1) sum[e] = __fmaf_rn(numbers.of[e / 2].of[run].minimum, x.sums[i][e + own], sum[e]);
         }
     }
 }
 template <class F, bool ONE>
-__device__ __forceinline__ void add_pair(float (&sum)[4], const u8 *upper, const u8 *lower, const ColumnInput<F> &x, int lane, u32 zero) {
+__device__ __forceinline__ void add_pair(float (&sum)[4], const u8 *upper, const u8 *lower, const ColumnInput<F, ONE> &x, int lane, u32 zero) {
     add_pair<F, ONE>(sum, unpack_pair<F>(upper, lower, lane, zero), PairNumbers<F>(upper, lower, lane), x);
 }
 
 // The same of one token and one tile, of two units that follow one another: the first has rows g of
 // a product, the second rows g + 8. Even columns of `x` are the input of the first, odd ones that of
 // the second; the other half of the product is of no use.
-template <class F> __device__ __forceinline__ void add_two(float &sum, const u8 *units, const ColumnInput<F> &x, int lane) {
+template <class F> __device__ __forceinline__ void add_two(float &sum, const u8 *units, const ColumnInput<F, false> &x, int lane) {
     const Interleaved codes = unpack_pair<F>(units, units + F::BYTES, lane, 0);
     const PairNumbers<F> numbers(units, units + F::BYTES, lane);
     float of_runs[F::RUNS][4] = {};
@@ -245,8 +294,8 @@ template <class F> __device__ __forceinline__ void add_two(float &sum, const u8 
 #pragma unroll
     for (int i = 0; i < 2 * F::RUNS; ++i) {
         const int unit = i / F::RUNS, run = i % F::RUNS;
-        sum = __fmaf_rn(numbers.of[unit][run].scale, of_runs[run][unit * 3], sum);
-        if constexpr (F::HAS_OFFSET) sum = __fmaf_rn(numbers.of[unit][run].minimum, x.sums[run][unit * 3], sum);
+        sum = __fmaf_rn(numbers.of[unit].of[run].scale, of_runs[run][unit * 3], sum);
+        if constexpr (F::HAS_OFFSET) sum = __fmaf_rn(numbers.of[unit].of[run].minimum, x.sums[run][unit * 3], sum);
     }
 }
 
@@ -258,7 +307,7 @@ template <class F> __device__ __forceinline__ uint4 widened(const u8 *unit, int 
         const int run = F::RUNS > 1 ? chunk / 2 : 0;
         const RowNumbers numbers = row_numbers<F>(unit, run, row);
         const auto weight = [&](float value) {
-            if constexpr (F::OFFSET == ZERO) return __fmul_rn(numbers.scale, value - signed_byte(unit[F::ZEROS + run * 8 + row]) / F::FACTOR);
+            if constexpr (F::OFFSET == ZERO) return __fmul_rn(numbers.scale, value - signed_byte(unit[F::ZEROS + row * F::RUNS + run]) / F::FACTOR);
             else if constexpr (F::OFFSET == MINIMUM) return __fmul_rn(numbers.scale, value) + numbers.minimum;
             else return __fmul_rn(numbers.scale, value);
         };

@@ -201,7 +201,7 @@ __device__ __forceinline__ void multiply_portion(Ring<M> &ring, const u8 *stages
                     if (!IS_FULL && portion.first + u >= portion.width) break;
                     const auto unit = [&](int tile) { return stage[tile] + (first + u) * F::BYTES; };
                     if constexpr (M::IN_PAIRS) {
-                        const ColumnInput<F> input(x[0][u], lane, zero);
+                        const ColumnInput<F, false> input(x[0][u], lane, zero);
 #pragma unroll
                         for (int tile = from; tile < from + SHARED_BY; tile += 2)
                             add_pair<F, false>(sum[tile], unit(tile), unit(tile + 1 < from + SHARED_BY ? tile + 1 : tile), input, lane, zero);

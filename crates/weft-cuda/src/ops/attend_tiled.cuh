@@ -139,7 +139,7 @@ struct Weighed {
 //
 // A group goes through the pages of all sections in order. While it computes the weights of a page
 // from its scores, the weighted sums of the page before run; while it sums the weights, the scores
-// of the next page do. Both groups take all pages of the tile, seen or not.
+// of the next page do. A group that has queries takes all pages of the tile, seen or not.
 struct Attender {
     const Step &step;
     const QueryTile &tile;

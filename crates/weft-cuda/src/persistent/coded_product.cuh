@@ -46,28 +46,51 @@ constexpr int units_together(int strip) {
     return strip < 4 ? strip : 4;
 }
 
-// N units of two tiles, from those at `upper` and `lower` on, with those of the input at `x`.
-template <class F, int N, bool ONE>
-__device__ __forceinline__ void add_pairs(float (&sum)[4], const u8 *upper, const u8 *lower, const uint4 *x, u32 n_tokens, int lane, u32 zero) {
+// Numbers that follow one another, by as large loads as they allow.
+template <int N> __device__ __forceinline__ void read_numbers(float (&to)[N], const float *from) {
 #pragma unroll
-    for (int u = 0; u < N; ++u)
-        add_pair<F, ONE>(sum, upper + u * F::BYTES, lower + u * F::BYTES, ColumnInput<F>(x[u * n_tokens * 4], lane, zero), lane, zero);
+    for (int i = 0; i < N; i += N % 4 == 0 ? 4 : N % 2 == 0 ? 2 : 1) {
+        if constexpr (N % 4 == 0) {
+            const uint4 four = *(const uint4 *)(from + i);
+            to[i] = __uint_as_float(four.x), to[i + 1] = __uint_as_float(four.y), to[i + 2] = __uint_as_float(four.z), to[i + 3] = __uint_as_float(four.w);
+        } else if constexpr (N % 2 == 0) {
+            const float2 two = *(const float2 *)(from + i);
+            to[i] = two.x, to[i + 1] = two.y;
+        } else to[i] = from[i];
+    }
 }
-template <class F, int STRIP, bool IS_EVEN, bool ONE>
-__device__ __forceinline__ void add_strip(float (&sum)[4], const u8 *upper, const u8 *lower, const uint4 *x, int width, u32 n_tokens, int lane, u32 zero) {
+
+// N units of two tiles, from those at `upper` and `lower` on, with those of the input at `x`. Its sums
+// over runs are at `sums` if they are KNOWN.
+template <class F, int N, bool ONE, bool KNOWN>
+__device__ __forceinline__ void add_pairs(float (&sum)[4], const u8 *upper, const u8 *lower, const uint4 *x, const float *sums, u32 n_tokens, int lane, u32 zero) {
+    float of_runs[N * F::RUNS];
+    if constexpr (KNOWN) read_numbers(of_runs, sums);
+#pragma unroll
+    for (int u = 0; u < N; ++u) {
+        const uint4 unit = x[u * n_tokens * 4];
+        const u8 *first = upper + u * F::BYTES, *second = lower + u * F::BYTES;
+        if constexpr (KNOWN) add_pair<F, ONE>(sum, first, second, ColumnInput<F, ONE>(unit, lane, of_runs + u * F::RUNS), lane, zero);
+        else add_pair<F, ONE>(sum, first, second, ColumnInput<F, ONE>(unit, lane, zero), lane, zero);
+    }
+}
+template <class F, int STRIP, bool IS_EVEN, bool ONE, bool KNOWN>
+__device__ __forceinline__ void add_strip(float (&sum)[4], const u8 *upper, const u8 *lower, const uint4 *x, const float *sums, int width, u32 n_tokens, int lane, u32 zero) {
     constexpr int N = units_together(STRIP);
     int u = 0;
 #pragma unroll 1
-    for (; u + N <= width; u += N) add_pairs<F, N, ONE>(sum, upper + u * F::BYTES, lower + u * F::BYTES, x + u * n_tokens * 4, n_tokens, lane, zero);
+    for (; u + N <= width; u += N)
+        add_pairs<F, N, ONE, KNOWN>(sum, upper + u * F::BYTES, lower + u * F::BYTES, x + u * n_tokens * 4, sums + u * F::RUNS, n_tokens, lane, zero);
     if constexpr (!IS_EVEN)
 #pragma unroll 1
-        for (; u < width; ++u) add_pairs<F, 1, ONE>(sum, upper + u * F::BYTES, lower + u * F::BYTES, x + u * n_tokens * 4, n_tokens, lane, zero);
+        for (; u < width; ++u)
+            add_pairs<F, 1, ONE, KNOWN>(sum, upper + u * F::BYTES, lower + u * F::BYTES, x + u * n_tokens * 4, sums + u * F::RUNS, n_tokens, lane, zero);
 }
 
 // The same of one token and a tile without another: two units at a time, where there are two.
 template <class F, int N> __device__ __forceinline__ void add_twos(float &sum, const u8 *units, const uint4 *x, int lane) {
 #pragma unroll
-    for (int u = 0; u < N; u += 2) add_two<F>(sum, units + u * F::BYTES, ColumnInput<F>(x[u * 4 + lane / 4 % 2 * 4], lane, 0), lane);
+    for (int u = 0; u < N; u += 2) add_two<F>(sum, units + u * F::BYTES, ColumnInput<F, false>(x[u * 4 + lane / 4 % 2 * 4], lane, 0u), lane);
 }
 template <class F, int STRIP> __device__ __forceinline__ void add_odd_strip(float (&sum)[4], const u8 *tile, const uint4 *x, int width, int lane, u32 zero) {
     constexpr int N = STRIP % 10 == 0 ? 10 : STRIP % 8 == 0 ? 8 : STRIP % 6 == 0 ? 6 : STRIP < 4 ? 2 : 4;
@@ -76,7 +99,7 @@ template <class F, int STRIP> __device__ __forceinline__ void add_odd_strip(floa
     for (; u + N <= width; u += N) add_twos<F, N>(sum[0], tile + u * F::BYTES, x + u * 4, lane);
 #pragma unroll 1
     for (; u + 2 <= width; u += 2) add_twos<F, 2>(sum[0], tile + u * F::BYTES, x + u * 4, lane);
-    if (u < width) add_pairs<F, 1, true>(sum, tile + u * F::BYTES, tile + u * F::BYTES, x + u * 4, 1, lane, zero);
+    if (u < width) add_pairs<F, 1, true, false>(sum, tile + u * F::BYTES, tile + u * F::BYTES, x + u * 4, nullptr, 1, lane, zero);
 }
 
 // Two tiles' sums of a warp where they wait for those of all warps: tokens 2c and 2c + 1 of row g,
@@ -97,18 +120,26 @@ struct PairPlace {
 
 // A warp's sums of some tiles, a strip of a pair at a time: what a stage holds is given back as
 // soon as it is read. `input.ready(first, n)` awaits some units, `input.from(unit)` is where this
-// lane's part of one lies. `place(tile)` is where sums of a tile wait. Where the blocks with the most
+// lane's part of one lies. `place(tile)` is where sums of a tile wait; behind those of the first, one
+// token has room for the sums of its input over the runs of a strip. Where the blocks with the most
 // tiles have an ODD number, the last tile takes half as long as a pair.
 template <class W, int UNITS, bool ONE, bool ODD, class Input, class Place>
 __device__ __forceinline__ void sum_coded_tiles(Stages &stages, int first_tile, int n_tiles, u32 n_tokens, int warp, int lane, Input &input, Place place) {
     using Stage = CodedStage<W, UNITS>;
     constexpr bool IS_EVEN = UNITS % Stage::STRIP == 0 && Stage::STRIP % units_together(Stage::STRIP) == 0;
+    constexpr int SUMS_AT = 16; // of 64 numbers, of which a token has eight
+    constexpr bool KNOWN = ONE && W::IS_UNIFORM && W::SUMMED_RUNS > 0 && (Stage::STRIP + 7) / 8 * 8 * W::SUMMED_RUNS <= 64 - SUMS_AT;
     const u32 zero = unknown_zero();
 #pragma unroll 1
     for (int strip = 0; strip < Stage::STRIPS; ++strip) {
         const int width = UNITS % Stage::STRIP == 0 ? Stage::STRIP : min(Stage::STRIP, UNITS - strip * Stage::STRIP);
         input.ready(strip * Stage::STRIP, width);
         const uint4 *x = input.from(strip * Stage::STRIP);
+        float *input_sums = place(0) + SUMS_AT;
+        if constexpr (KNOWN) {
+            __syncwarp();
+            sum_input_runs<typename W::Form>(input_sums, x - lane % 4, width, lane, zero);
+        }
 #pragma unroll 1
         for (int i = 0; i < n_tiles; i += 2) {
             const int tile = first_tile + i, n = min(2, n_tiles - i), in_stage = i % Stage::TILES;
@@ -124,7 +155,7 @@ __device__ __forceinline__ void sum_coded_tiles(Stages &stages, int first_tile, 
             if (Stage::STRIPS > 1 && strip > 0) own.each([&](float &first, float &second, int e) INLINED { sum[e] = first, sum[2 + e] = second; });
             if constexpr (W::IS_UNIFORM) {
                 if (ONE && ODD && n == 1) add_odd_strip<typename W::Form, Stage::STRIP>(sum, upper, x, width, lane, zero);
-                else add_strip<typename W::Form, Stage::STRIP, IS_EVEN, ONE>(sum, upper, lower, x, width, n_tokens, lane, zero);
+                else add_strip<typename W::Form, Stage::STRIP, IS_EVEN, ONE, KNOWN>(sum, upper, lower, x, input_sums, width, n_tokens, lane, zero);
             } else {
                 // Two forms: one after the other, each as both.
                 const bool is_one = n == 1 || W::form_of(tile) == W::form_of(tile + 1);
@@ -134,7 +165,7 @@ __device__ __forceinline__ void sum_coded_tiles(Stages &stages, int first_tile, 
                     float of_both[4] = {before_strip[0], before_strip[1], before_strip[2], before_strip[3]};
                     const u8 *both[2] = {is_one || t == 0 ? upper : lower, t == 0 ? upper : lower};
                     W::with(is_one ? tile : tile + t, [&](auto form) INLINED {
-                        add_strip<decltype(form), Stage::STRIP, IS_EVEN, ONE>(of_both, both[0], both[1], x, width, n_tokens, lane, zero);
+                        add_strip<decltype(form), Stage::STRIP, IS_EVEN, ONE, false>(of_both, both[0], both[1], x, input_sums, width, n_tokens, lane, zero);
                     });
                     if (is_one || t == 0) sum[0] = of_both[0], sum[1] = of_both[1];
                     sum[2] = of_both[2], sum[3] = of_both[3];
@@ -183,7 +214,7 @@ __device__ __forceinline__ void sum_held_coded_tiles(Stages &stages, float (&sum
 #pragma unroll
         for (int u = 0; u < AT_ONCE; ++u) {
             if (STRIPS == 1 && u >= width) break;
-            const ColumnInput<F> x(own[u * n_tokens * 4], lane, zero);
+            const ColumnInput<F, ONE> x(own[u * n_tokens * 4], lane, zero);
 #pragma unroll
             for (int i = u * PAIRS; i < (u + 1) * PAIRS; ++i) {
                 const Interleaved codes = i < HELD ? held[i < HELD ? i : 0] : unpack_pair<F>(unit(i, 0), unit(i, 1), lane, zero);

@@ -110,9 +110,10 @@ struct Copier {
         oldest = oldest.after(1, n_stages);
         --on_their_way;
     }
-    // Waits for room; false where nobody will make any.
+    // Waits for room; false where nobody will make any. No more are on their way than there are
+    // stages, however small: a copy that was overtaken by the next one to its stage cannot be awaited.
     __device__ __forceinline__ bool room() {
-        while (on_their_way >= in_flight) await_oldest();
+        while (on_their_way >= min(in_flight, (int)n_stages)) await_oldest();
         while (!barrier_passed(&ring.empty[to.stage], to.parity ^ 1))
             if (ring.left) return false;
         return true;
