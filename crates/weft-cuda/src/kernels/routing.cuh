@@ -1,5 +1,5 @@
 // Which experts a token uses, and with which weights: `weft_core::routing` is the definition. Every
-// kernel that routes calls `choose_routes`, so all have the same routes.
+// kernel that routes calls `choose_experts` and `weigh_experts`, so all have the same routes.
 #pragma once
 
 #include "generated/experts.cuh"
@@ -17,47 +17,73 @@ __device__ __forceinline__ u32 route_key(float logit) {
 }
 __device__ __forceinline__ float route_logit(u32 key) { return __uint_as_float(key >> 31 ? key ^ 0x80000000u : ~key); }
 
-// The routes of a token from its logits, by one warp: to[N_CHOSEN] in shared memory, in the order of
-// experts. Ties go to the lower index. `logit(j)` is that of this lane's j-th expert, if it has one.
-template <class Logit> __device__ __forceinline__ void choose_routes(Logit logit, Route *to, int lane) {
-    u32 keys[LANE_EXPERTS], chosen = 0, most = 0;
-    float all = 0.0f;
-#pragma unroll
-    for (int j = 0; j < LANE_EXPERTS; ++j) keys[j] = j * 32 + lane < EXPERTS ? route_key(logit(j)) : 0;
-#pragma unroll 1
-    for (int i = 0; i < N_CHOSEN; ++i) {
-        u32 best = 0, own = ~0u;
-#pragma unroll
-        for (int j = LANE_EXPERTS - 1; j >= 0; --j) {
-            const bool is_better = !(chosen >> j & 1) && keys[j] >= best;
-            if (is_better) best = keys[j], own = j * 32 + lane;
-        }
-        const u32 best_of_all = __reduce_max_sync(FULL, best);
-        if (i == 0) most = best_of_all;
-        const u32 first = __reduce_min_sync(FULL, best == best_of_all ? own : ~0u);
-        if (own == first) chosen |= 1u << first / 32;
-    }
-    const float highest = route_logit(most);
-    float weights[LANE_EXPERTS];
+// A lane's part of a token's choice: which of its experts are chosen, where those are among all that
+// are, and its logits.
+struct Choice {
+    u32 chosen, keys[LANE_EXPERTS], places[LANE_EXPERTS];
+    float highest; // of all logits
+};
+// The experts of a token from its logits, by one warp: to[N_CHOSEN] in shared memory, in order. Ties
+// go to the lower index. `logit(j)` is that of this lane's j-th expert, if it has one.
+template <class Logit> __device__ __forceinline__ Choice choose_experts(Logit logit, Route *to, int lane) {
+    Choice own = {};
+    u32 left[LANE_EXPERTS], experts[LANE_EXPERTS], before = 0;
 #pragma unroll
     for (int j = 0; j < LANE_EXPERTS; ++j) {
-        const bool counts = NORMALISED ? chosen >> j & 1 : j * 32 + lane < EXPERTS;
-        weights[j] = expf(route_logit(keys[j]) - highest);
+        own.keys[j] = left[j] = j * 32 + lane < EXPERTS ? route_key(logit(j)) : 0;
+        experts[j] = j * 32 + lane;
+    }
+    // A lane's own experts in order, so that its next best is at hand.
+#pragma unroll
+    for (int pass = 1; pass < LANE_EXPERTS; ++pass)
+#pragma unroll
+        for (int j = 0; j + pass < LANE_EXPERTS; ++j) {
+            const u32 key = left[j], expert = experts[j];
+            if (left[j + 1] > key) left[j] = left[j + 1], experts[j] = experts[j + 1], left[j + 1] = key, experts[j + 1] = expert;
+        }
+#pragma unroll 1
+    for (int i = 0; i < N_CHOSEN; ++i) {
+        const u32 best = __reduce_max_sync(FULL, left[0]);
+        const bool is_best = left[0] == best;
+        if (i == 0) own.highest = route_logit(best);
+        u32 first = experts[0];
+        if (__popc(__ballot_sync(FULL, is_best)) > 1) first = __reduce_min_sync(FULL, is_best ? experts[0] : ~0u); // a tie
+        if (is_best && experts[0] == first) {
+            own.chosen |= 1u << experts[0] / 32;
+#pragma unroll
+            for (int j = 0; j + 1 < LANE_EXPERTS; ++j) left[j] = left[j + 1], experts[j] = experts[j + 1];
+            left[LANE_EXPERTS - 1] = 0;
+        }
+    }
+#pragma unroll
+    for (int j = 0; j < LANE_EXPERTS; ++j) {
+        const u32 lanes = __ballot_sync(FULL, own.chosen >> j & 1);
+        own.places[j] = before + __popc(lanes & ((1u << lane) - 1));
+        if (own.chosen >> j & 1) to[own.places[j]].expert = j * 32 + lane;
+        before += __popc(lanes);
+    }
+    __syncwarp();
+    return own;
+}
+// Their weights, beside them.
+__device__ __forceinline__ void weigh_experts(const Choice &own, Route *to, int lane) {
+    float weights[LANE_EXPERTS], all = 0.0f;
+#pragma unroll
+    for (int j = 0; j < LANE_EXPERTS; ++j) {
+        const bool counts = NORMALISED ? own.chosen >> j & 1 : j * 32 + lane < EXPERTS;
+        weights[j] = expf(route_logit(own.keys[j]) - own.highest);
         if (counts) all += weights[j];
     }
 #pragma unroll
     for (int other = 1; other < 32; other *= 2) all += __shfl_xor_sync(FULL, all, other);
-    int before = 0;
 #pragma unroll
-    for (int j = 0; j < LANE_EXPERTS; ++j) {
-        const u32 lanes = __ballot_sync(FULL, chosen >> j & 1);
-        if (chosen >> j & 1) to[before + __popc(lanes & ((1u << lane) - 1))] = Route{(u32)(j * 32 + lane), weights[j] / all};
-        before += __popc(lanes);
-    }
+    for (int j = 0; j < LANE_EXPERTS; ++j)
+        if (own.chosen >> j & 1) to[own.places[j]].weight = weights[j] / all;
     __syncwarp();
 }
+// Both.
 __device__ __forceinline__ void choose_routes(const float *logits, Route *to, int lane) {
-    choose_routes([&](int j) { return load_fresh(logits + j * 32 + lane); }, to, lane);
+    weigh_experts(choose_experts([&](int j) { return load_fresh(logits + j * 32 + lane); }, to, lane), to, lane);
 }
 
 // The routes of a token, by one warp, to shared memory.

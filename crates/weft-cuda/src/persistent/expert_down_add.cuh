@@ -53,11 +53,12 @@ template <class W> __device__ __forceinline__ bool load_expert_down(Copier &copi
 // ---- computing ----------------------------------------------------------------------------------
 // Sums of warps, and products: where a block's other products have their sums.
 constexpr int PRODUCT_ROOM = FEW * N_CHOSEN * 16, EXPERT_SUMS = (int)(sizeof(WarpSums) / 4) - PRODUCT_ROOM;
-static_assert(EXPERT_SUMS >= 2 * WARPS * 64, "there is room for an expert of eight tokens");
+static_assert(EXPERT_SUMS >= 2 * 2 * WARPS * 64, "there is room for two experts of eight tokens");
 
 // A warp's eighth of rows of h, once they are there, into its stage: [row][unit][4] chunks of eight
 // columns. Columns beyond the last are zero and nobody sends them.
-__device__ __forceinline__ void await_inputs(Block &block, const Distinct &used, u32 first_row, u32 n_rows) {
+// ONE token's rows are those of its routes, in order.
+template <bool ONE> __device__ __forceinline__ void await_inputs(Block &block, const Distinct &used, u32 first_row, u32 n_rows) {
     constexpr u32 OF_ROW = EXPERT_UNITS * 8, ALL = (N_CHOSEN * OF_ROW + 31) / 32, AT_ONCE = ALL < 8 ? ALL : 8; // pieces of four columns
     const u32 n_pieces = n_rows * OF_ROW, number = block.number_before(1);
     __syncwarp();
@@ -70,7 +71,8 @@ __device__ __forceinline__ void await_inputs(Block &block, const Distinct &used,
         for (int i = 0; i < AT_ONCE; ++i) {
             const u32 piece = first + i * 32 + block.lane, column = block.warp * (EXPERT_UNITS * 32) + piece % OF_ROW * 4;
             const bool there = piece < n_pieces && column < EXPERT_INTER;
-            from[i] = there ? block.launch.h + used.sources[first_row + piece / OF_ROW] * (EXPERT_STRIDE / 2) + column / 2 : nullptr;
+            const u32 row = first_row + piece / OF_ROW;
+            from[i] = there ? block.launch.h + (ONE ? row : used.sources[row]) * (EXPERT_STRIDE / 2) + column / 2 : nullptr;
             second[i] = column + 2 < EXPERT_INTER;
         }
         block.watch.until([&] {
@@ -93,13 +95,25 @@ __device__ __forceinline__ void await_inputs(Block &block, const Distinct &used,
     __syncwarp();
 }
 
-// A warp's sums of a pair of tiles of an expert, whose input lies at `x`.
+// A warp's sums of a pair of tiles of an expert, whose input lies at `x`; or of two experts side by
+// side, because each has few units, which wait for one another.
+constexpr bool inputs_of_two_fit() {
+    for (u32 n = 1; n <= FEW; ++n)
+        if (x_units(n) < 2 * n * EXPERT_UNITS) return false;
+    return true;
+}
+// Whether so many experts begin and end with stages.
+template <class Stage> constexpr bool come_out_even(int n) {
+    return Stage::STRIPS == 1 && (Stage::PAIRS == 0 || (Stage::PAIRS < n ? n % Stage::PAIRS == 0 : Stage::PAIRS % n == 0));
+}
 template <class W, bool ONE> struct ExpertPair {
     using Stage = TileStage<W, EXPERT_UNITS>;
     using F = typename W::Form;
     static constexpr bool IS_EVEN = EXPERT_UNITS % Stage::STRIP == 0 && Stage::STRIP % units_together(Stage::STRIP) == 0;
+    // Of one token four, if its experts come out even.
+    static constexpr int AT_ONCE = ONE && N_CHOSEN % 4 == 0 && come_out_even<Stage>(4) ? 4 : inputs_of_two_fit() && come_out_even<Stage>(2) ? 2 : 1;
 
-    static __device__ __forceinline__ void add(float (&sum)[4], Block &block, int expert, int n_experts, int n_tiles, const uint4 *x, u32 zero) {
+    static __device__ __forceinline__ void add(float (&sum)[1][4], Block &block, int expert, int n_experts, int n_tiles, const uint4 *const (&x)[1], u32 zero) {
         Stages &stages = block.stages;
 #pragma unroll 1
         for (int strip = 0; strip < Stage::STRIPS; ++strip) {
@@ -109,15 +123,99 @@ template <class W, bool ONE> struct ExpertPair {
             const u8 *upper = stages.at(0) + in_stage * (2 * Stage::ROOM) + block.warp * width * F::BYTES;
             // A tile without another is both.
             const u8 *lower = n_tiles == 1 ? upper : Stage::PAIRS == 0 ? stages.at(1) + block.warp * width * F::BYTES : upper + Stage::ROOM;
-            add_strip<F, Stage::STRIP, IS_EVEN, ONE>(sum, upper, lower, x + strip * (Stage::STRIP * 4), width, 1, block.lane, zero);
+            add_strip<F, Stage::STRIP, IS_EVEN, ONE, false>(sum[0], upper, lower, x[0] + strip * (Stage::STRIP * 4), nullptr, width, 1, block.lane, zero);
             if (Stage::PAIRS == 0) stages.release(n_tiles, block.lane);
             else if (in_stage + 1 == Stage::PAIRS || expert + 1 == n_experts) stages.release(1, block.lane);
         }
     }
+    // Those that are missing are the last one again.
+    template <int N> static __device__ __forceinline__ void add(float (&sum)[N][4], Block &block, int expert, int n_experts, int n_tiles, const uint4 *const (&x)[N], u32 zero) {
+        constexpr int PAIRS = Stage::PAIRS, OF_STAGE = PAIRS > 0 ? PAIRS : 1;
+        Stages &stages = block.stages;
+        const int n = min(N, n_experts - expert), in_stage = PAIRS > N ? expert % OF_STAGE : 0;
+        const int of_one = PAIRS > 0 ? 1 : n_tiles, n_stages = (n + OF_STAGE - 1) / OF_STAGE * of_one;
+        if (in_stage == 0) stages.wait_for_all(n_stages, block.lane);
+        const u8 *upper[N], *lower[N];
+#pragma unroll
+        for (int i = 0; i < N; ++i) {
+            const int at = in_stage + min(i, n - 1), stage = at / OF_STAGE * of_one;
+            const u8 *first = stages.at(stage) + (at % OF_STAGE) * (2 * Stage::ROOM) + block.warp * EXPERT_UNITS * F::BYTES;
+            upper[i] = first;
+            // A tile without another is both.
+            lower[i] = n_tiles == 1 ? first : PAIRS > 0 ? first + Stage::ROOM : stages.at(stage + 1) + block.warp * EXPERT_UNITS * F::BYTES;
+        }
+#pragma unroll
+        for (int i = 0; i < N * EXPERT_UNITS; ++i) {
+            const int u = i / N, of = i % N;
+            add_pair<F, ONE>(sum[of], upper[of] + u * F::BYTES, lower[of] + u * F::BYTES, ColumnInput<F, ONE>(x[of][u * 4], block.lane, zero), block.lane, zero);
+        }
+        if (PAIRS <= N || in_stage + N == PAIRS || expert + N >= n_experts) stages.release(n_stages, block.lane);
+    }
 };
 
+// ---- one token ----------------------------------------------------------------------------------
+// Where sums of one token are: [expert][tile][warp][row], and some room that keeps those who read
+// them out of each other's way. A row's experts are lanes that follow one another.
+constexpr int OF_EXPERT = 2 * WARPS * 8 + 4;
+constexpr bool EXPERTS_ARE_LANES = 32 % N_CHOSEN == 0 && N_CHOSEN * OF_EXPERT * 4 <= (int)sizeof(WarpSums) / 2;
+
+template <class W> __device__ __forceinline__ void add_products_of_one(Block &block) {
+    using Pair = ExpertPair<W, true>;
+    const Distinct &used = block.shared.used;
+    const TileRange own = block.shared.own.hidden;
+    if (own.first == own.end) return;
+    const u32 zero = unknown_zero();
+    await_inputs<true>(block, used, 0, N_CHOSEN);
+#pragma unroll 1
+    for (int pair = own.first; pair < own.end; pair += 2) {
+        const int n_tiles = min(2, own.end - pair);
+        block.flip ^= 1; // as `multiply_tiles` does
+        float *sums = (float *)&block.shared.scratch.sums.of[block.flip];
+#pragma unroll 1
+        for (int expert = 0; expert < N_CHOSEN; expert += Pair::AT_ONCE) {
+            float sum[Pair::AT_ONCE][4] = {};
+            const uint4 *x[Pair::AT_ONCE];
+#pragma unroll
+            for (int i = 0; i < Pair::AT_ONCE; ++i) x[i] = block.x + min(expert + i, N_CHOSEN - 1) * (EXPERT_UNITS * 4) + block.lane % 4;
+            Pair::add(sum, block, expert, N_CHOSEN, n_tiles, x, zero);
+#pragma unroll
+            for (int i = 0; i < Pair::AT_ONCE; ++i)
+                if (block.lane % 4 == 0 && expert + i < N_CHOSEN) {
+                    float *to = sums + (expert + i) * OF_EXPERT + block.warp * 8 + block.lane / 4;
+                    to[0] = sum[i][0], to[WARPS * 8] = sum[i][2];
+                }
+        }
+        meet();
+#pragma unroll 1
+        for (u32 i = block.thread(); i - block.lane < 16 * N_CHOSEN; i += WARPS * 32) {
+            const u32 row = min(i / N_CHOSEN, 15u), route = i % N_CHOSEN, r = pair * 8 + row;
+            const float *of = sums + route * OF_EXPERT + row / 8 * (WARPS * 8) + row % 8;
+            float total = of[0], sum = 0.0f;
+#pragma unroll
+            for (int w = 1; w < WARPS; ++w) total += of[w * 8];
+            total = __fmul_rn(used.routes[0][route].weight, total);
+#pragma unroll
+            for (int other = 0; other < N_CHOSEN; ++other) sum += __shfl_sync(FULL, total, block.lane / N_CHOSEN * N_CHOSEN + other);
+            const bool there = i < 16 * N_CHOSEN && row / 8 < n_tiles && r < HIDDEN;
+            u16 value = 0;
+            if (there) {
+                u16 &before = block.shared.residual[r - own.first * 8][0];
+                value = round_one(widen(before) + sum);
+                if (route == 0) {
+                    before = value;
+                    if (block.is_last()) block.launch.plain.x[r] = value;
+                }
+            }
+            const u32 next = __shfl_down_sync(FULL, (u32)value, N_CHOSEN);
+            if (there && route == 0 && row % 2 == 0) store_word(block.launch.x + r / 2, value | next << 16, block.number);
+        }
+    }
+}
+
+// ---- several tokens -----------------------------------------------------------------------------
 // x += sum of weight * (h * W), rounded once.
 template <class W, bool ONE> __device__ __forceinline__ void add_expert_products(Block &block) {
+    constexpr int AT_ONCE = ExpertPair<W, ONE>::AT_ONCE;
     const Launch &launch = block.launch;
     const Distinct &used = block.shared.used;
     const TileRange own = block.shared.own.hidden;
@@ -133,17 +231,28 @@ template <class W, bool ONE> __device__ __forceinline__ void add_expert_products
         int end = 0;
 #pragma unroll 1
         for (int first = 0; first < n; first = end) {
-            for (end = first + 1; end < n && end < first + most_experts && used.first_row[end + 1] - used.first_row[first] <= most_rows;) ++end;
+            for (end = min(first + AT_ONCE, n); end < n && end + AT_ONCE <= first + most_experts; end = min(end + AT_ONCE, n))
+                if (used.first_row[min(end + AT_ONCE, n)] - used.first_row[first] > most_rows) break;
             const u32 first_row = used.first_row[first];
-            await_inputs(block, used, first_row, used.first_row[end] - first_row);
+            await_inputs<false>(block, used, first_row, used.first_row[end] - first_row);
 #pragma unroll 1
-            for (int i = first; i < end; ++i) {
-                // Tokens that do not use the expert may have any input: columns do not mix.
-                const u32 row = used.has(i, own_token) ? used.row(i, own_token) : used.first_row[i];
-                float sum[4] = {}, *to = sums + ((i - first) * 2 * WARPS + block.warp) * each;
-                ExpertPair<W, ONE>::add(sum, block, i, n, n_tiles, block.x + (row - first_row) * (EXPERT_UNITS * 4) + block.lane % 4, zero);
-                const PairPlace place = {to, to + WARPS * each, n_tokens, block.lane};
-                place.each([&](float &upper, float &lower, int e) INLINED { upper = sum[e], lower = sum[2 + e]; });
+            for (int i = first; i < end; i += AT_ONCE) {
+                float sum[AT_ONCE][4] = {};
+                const uint4 *x[AT_ONCE];
+#pragma unroll
+                for (int of = 0; of < AT_ONCE; ++of) {
+                    // Tokens that do not use the expert may have any input: columns do not mix.
+                    const int expert = min(i + of, end - 1);
+                    const u32 row = used.has(expert, own_token) ? used.row(expert, own_token) : used.first_row[expert];
+                    x[of] = block.x + (row - first_row) * (EXPERT_UNITS * 4) + block.lane % 4;
+                }
+                ExpertPair<W, ONE>::add(sum, block, i, n, n_tiles, x, zero);
+#pragma unroll
+                for (int of = 0; of < AT_ONCE; ++of) {
+                    float *to = sums + ((min(i + of, end - 1) - first) * 2 * WARPS + block.warp) * each;
+                    const PairPlace place = {to, to + WARPS * each, n_tokens, block.lane};
+                    place.each([&](float &upper, float &lower, int e) INLINED { upper = sum[of][e], lower = sum[of][2 + e]; });
+                }
             }
             meet();
             // A thread adds up the eighths of one product.
@@ -179,7 +288,8 @@ template <class W, bool ONE> __device__ __forceinline__ void add_expert_products
 }
 __device__ __forceinline__ void compute_expert_down(Block &block) {
     with_expert_down(block.layer().variants.down, [&](auto matrix) INLINED {
-        if (block.n_tokens == 1) add_expert_products<decltype(matrix), true>(block);
+        if (EXPERTS_ARE_LANES && block.n_tokens == 1) add_products_of_one<decltype(matrix)>(block);
+        else if (block.n_tokens == 1) add_expert_products<decltype(matrix), true>(block);
         else add_expert_products<decltype(matrix), false>(block);
     });
 }

@@ -49,7 +49,8 @@ __device__ __forceinline__ void take_routes(Block &block) {
     };
     if (block.n_tokens == 1) {
         if (block.warp == 0) {
-            await_routes(block, 0, to.routes[0], number);
+            // What the copying warp has to know comes first.
+            const Choice own = await_experts(block, 0, to.routes[0], number);
             for (int i = block.lane; i <= N_CHOSEN; i += 32) {
                 to.first_row[i] = i;
                 if (i == N_CHOSEN) break;
@@ -59,6 +60,7 @@ __device__ __forceinline__ void take_routes(Block &block) {
             if (block.lane == 0) to.n = N_CHOSEN;
             __syncwarp();
             if (block.lane == 0) tell();
+            weigh_experts(own, to.routes[0], block.lane);
         }
         meet();
     } else {
@@ -138,8 +140,8 @@ struct ExpertGateUp {
     static __device__ __forceinline__ void store(Block &block, u32 tile, u32 token, u32 row, float gate, float up, bool there) {
         const Distinct &used = block.shared.used;
         const u32 expert = tile / GATE_UP_TILES, r = tile % GATE_UP_TILES / 2 * 8 + row;
-        const bool is_used = there && used.has(expert, token);
-        const u32 source = is_used ? used.sources[used.row(expert, token)] : 0;
+        const bool is_one = block.n_tokens == 1, is_used = there && (is_one || used.has(expert, token));
+        const u32 source = is_one ? expert : is_used ? used.sources[used.row(expert, token)] : 0;
         const u16 value = r < EXPERT_INTER ? round_one(gated(gate, up)) : 0;
         publish_row(block.launch.h + source * (EXPERT_STRIDE / 2), r, EXPERT_INTER, is_used, value, block.number);
         if (block.is_last() && is_used && r < EXPERT_INTER) block.launch.experts.h[(u64)source * EXPERT_STRIDE + r] = value;

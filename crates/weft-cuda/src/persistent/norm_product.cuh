@@ -117,15 +117,17 @@ __device__ __forceinline__ u64 multiply_norm(Block &block, OpKind kind) {
     TileRange own = norm_tiles(block.shared.own, kind);
     const u32 n_rows = kind == NORM_HEAD && !block.fixed ? block.shared.n_outputs : block.n_tokens;
     u64 best = NO_CANDIDATE;
-    bool is_normed = false, comes_first = !block.holds_weights();
+    bool is_normed = false, comes_first = !block.holds_weights(), is_routed = false;
 #if HAS_EXPERTS
-    if (kind == EXPERT_GATE_UP) {
+    is_routed = kind == EXPERT_GATE_UP;
+    if (kind == NORM_ROUTE && holds_router(block)) comes_first = false;
+    if (is_routed) {
         if (!has_gate_up() && takes_routes(block.shared.own)) take_routes(block);
         if (!has_gate_up()) return best;
         is_normed = has_router(block.shared.own), comes_first = true;
-    } else
+    }
 #endif
-        if (own.first == own.end) return best;
+    if (!is_routed && own.first == own.end) return best;
     NormInput input(block, kind, n_rows, is_normed);
     if (comes_first && !input.awaited) input.await_rows(), input.next();
 #if HAS_EXPERTS

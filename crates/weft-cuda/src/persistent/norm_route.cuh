@@ -14,9 +14,9 @@
 
 constexpr int ROUTER_TILES = 2; // computed at once
 
-// The routes of a token, by one warp, from the logits that the op of a number published. They are
-// words, so every block chooses for itself: that is one hop, not two.
-__device__ __forceinline__ void await_routes(Block &block, u32 token, Route *to, u32 number) {
+// The experts of a token, by one warp, from the logits that the op of a number published; to be
+// weighed. Logits are words, so every block chooses for itself: that is one hop, not two.
+__device__ __forceinline__ Choice await_experts(Block &block, u32 token, Route *to, u32 number) {
     const u64 *words = block.launch.experts.logits + token * EXPERTS + block.lane;
     float own[LANE_EXPERTS] = {};
     block.watch.until([&] {
@@ -31,7 +31,10 @@ __device__ __forceinline__ void await_routes(Block &block, u32 token, Route *to,
         return all;
     });
     __syncwarp();
-    choose_routes([&](int j) { return own[j]; }, to, block.lane);
+    return choose_experts([&](int j) { return own[j]; }, to, block.lane);
+}
+__device__ __forceinline__ void await_routes(Block &block, u32 token, Route *to, u32 number) {
+    weigh_experts(await_experts(block, token, to, number), to, block.lane);
 }
 
 struct NormRoute {
