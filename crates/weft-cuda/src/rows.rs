@@ -5,7 +5,10 @@
 //! copies to its pages and after the copies from pages that it writes to.
 
 mod carrier;
+mod pieces;
+mod pool;
 pub(crate) use carrier::layout;
+pub(crate) use pieces::PIECE_PAGES;
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -17,10 +20,11 @@ use std::thread::{self, JoinHandle};
 use weft_core::config::Config;
 use weft_core::device::{Lane, Rows, Span, Step};
 use weft_core::kv::{PAGE_ROWS, PageId, Slot};
-use weft_core::store::Rows as HostRows;
+use weft_core::store::{RowMemory, Rows as HostRows};
 
 use self::carrier::Carrier;
 pub(crate) use self::carrier::bytes;
+use self::pool::{Lender, RowPool};
 use crate::driver::{Done, Gpu, Stream};
 use crate::error::CudaError;
 use crate::kernels::Kernels;
@@ -38,7 +42,8 @@ struct Job {
 /// Where rows go; both lists are \[layers\]\[rows\]\[kv_width\].
 enum Way {
     In(Arc<HostRows>),
-    Out(HostRows, Sender<HostRows>),
+    /// With the bytes of each list.
+    Out(usize, Sender<HostRows>),
 }
 
 /// A copy that was started.
@@ -122,6 +127,7 @@ pub(crate) struct Mover {
     thread: Option<JoinHandle<()>>,
     /// Copies that may not be done, in the order of their jobs.
     begun: RefCell<VecDeque<Arc<Copy>>>,
+    pool: Arc<RowPool>,
 }
 
 impl Mover {
@@ -132,7 +138,8 @@ impl Mover {
         kernels: &Kernels,
         kv: &Kv,
     ) -> Result<Self, CudaError> {
-        let carrier = Carrier::new(gpu, config, kernels, kv)?;
+        let pool = RowPool::new(gpu);
+        let carrier = Carrier::new(gpu, config, kernels, kv, &pool)?;
         let (jobs, receiver) = channel::<Job>();
         let carry = move || carrier.carry(&receiver);
         let thread = thread::Builder::new().name("weft-rows".to_owned()).spawn(carry);
@@ -141,7 +148,8 @@ impl Mover {
             reason: error.to_string(),
         })?;
         let begun = RefCell::default();
-        Ok(Self { gpu: Arc::clone(gpu), jobs: Some(jobs), thread: Some(thread), begun })
+        let (gpu, jobs) = (Arc::clone(gpu), Some(jobs));
+        Ok(Self { gpu, jobs, thread: Some(thread), begun, pool })
     }
 
     /// Finishes all started copies; afterwards nothing uses the pages.
@@ -151,6 +159,11 @@ impl Mover {
             // The thread has already reported the error to whoever waits for it.
             let _ = thread.join();
         }
+    }
+
+    /// Memory for rows that will be brought.
+    pub(crate) fn memory(&self) -> Arc<dyn RowMemory> {
+        Arc::new(Lender(Arc::clone(&self.pool)))
     }
 
     /// Starts to write rows into pages.
@@ -168,10 +181,10 @@ impl Mover {
         &self,
         layers: Range<u16>,
         rows: &Rows<'_>,
-        to: HostRows,
+        bytes: usize,
     ) -> Result<Receiver<HostRows>, CudaError> {
         let (sender, receiver) = channel();
-        self.begin(layers, rows, Way::Out(to, sender))?;
+        self.begin(layers, rows, Way::Out(bytes, sender))?;
         Ok(receiver)
     }
 
@@ -180,10 +193,10 @@ impl Mover {
         &self,
         layers: Range<u16>,
         rows: &Rows<'_>,
-        to: HostRows,
+        bytes: usize,
     ) -> Result<HostRows, CudaError> {
         let (sender, receiver) = channel();
-        let copy = self.begin(layers, rows, Way::Out(to, sender))?;
+        let copy = self.begin(layers, rows, Way::Out(bytes, sender))?;
         copy.asked()?;
         Ok(receiver.recv().expect("rows are sent before the end is reported"))
     }

@@ -96,9 +96,10 @@ impl Device for Slow {
         &mut self,
         layers: std::ops::Range<u16>,
         rows: &Rows<'_>,
-        mut to: HostRows,
+        bytes: usize,
     ) -> Receiver<HostRows> {
         self.end_at(|page| rows.pages.contains(&page));
+        let mut to = HostRows { k: vec![0; bytes].into(), v: vec![0; bytes].into() };
         self.device.read_kv(layers, rows, &mut to.k, &mut to.v);
         self.begin(rows, None);
         self.counts.sent.fetch_add(1, Ordering::Relaxed);
