@@ -235,8 +235,15 @@ impl CudaDevice {
             Family::Few => (self.few.addresses(), self.lists.counts),
             Family::Many => (self.many.addresses(), self.lists.counts),
         };
-        let pass =
-            Pass { device: self, step, family, counts, joined: true, chosen: Chosen::ByHost };
+        let pass = Pass {
+            device: self,
+            step,
+            family,
+            counts,
+            joined: true,
+            chosen: Chosen::ByHost,
+            coming: None,
+        };
         let _turn = self.gpu.turn()?;
         let graph = self.gpu.capture(|| pass.run(ops).map_err(|(_, error)| error))?;
         let other = Memory::new(&self.gpu, "emptying the cache", COLD_BYTES)?;
@@ -431,6 +438,10 @@ impl Device for CudaDevice {
 
     fn is_settled(&self, pages: &[PageId]) -> bool {
         self.mover.is_settled(pages)
+    }
+
+    fn starts_early(&self) -> bool {
+        true
     }
 
     fn settle(&mut self, pages: &[PageId]) {

@@ -14,7 +14,7 @@ use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
 use std::thread::{self, JoinHandle};
 
 use weft_core::config::Config;
@@ -25,7 +25,7 @@ use weft_core::store::{RowMemory, Rows as HostRows};
 use self::carrier::Carrier;
 pub(crate) use self::carrier::bytes;
 use self::pool::{Lender, RowPool};
-use crate::driver::{Done, Gpu, Stream};
+use crate::driver::{COPY_STREAMS, Done, Gpu, Stream};
 use crate::error::CudaError;
 use crate::kernels::Kernels;
 use crate::kv::Kv;
@@ -53,10 +53,27 @@ struct Copy {
     comes_in: bool,
     /// The GPU's earlier work: steps may still use the copy's pages.
     ready: Done,
-    /// Its end on the GPU, once it is known.
+    /// Its end on the GPU, once it is known, and the ends of its layers if it comes in.
     over: Done,
+    layers: OnceLock<Arc<LayerEnds>>,
     reported: Mutex<Option<Result<(), String>>>,
     is_reported: Condvar,
+}
+
+/// When the layers of copies are there: all before the given one, once every stream has come to
+/// its point.
+pub(crate) struct LayerEnds(Vec<(u16, [Done; COPY_STREAMS])>);
+
+impl LayerEnds {
+    /// The point that a layer waits for, counted from the first; none if it waits for nothing.
+    pub(crate) fn of(&self, layer: u16) -> Option<usize> {
+        self.0.iter().position(|(end, _)| layer < *end)
+    }
+
+    /// Makes later steps wait for a point.
+    pub(crate) fn order(&self, gpu: &Gpu, point: usize) -> Result<(), CudaError> {
+        self.0[point].1.iter().try_for_each(|done| gpu.order(Stream::Compute, done))
+    }
 }
 
 impl Copy {
@@ -66,6 +83,7 @@ impl Copy {
             comes_in,
             ready: Done::new(gpu)?,
             over: Done::new(gpu)?,
+            layers: OnceLock::new(),
             reported: Mutex::new(None),
             is_reported: Condvar::new(),
         })
@@ -248,25 +266,36 @@ impl Mover {
         self.order_after(|copy| copy.is_at(pages))
     }
 
-    /// The same for the pages of a step.
-    pub(crate) fn order_step(&self, step: &Step<'_>) -> Result<(), CudaError> {
-        self.order_after(|copy| copy.is_in_way_of(step))
+    /// The same for the pages of a step. If `by_layers`, work of a layer has to be made to wait for
+    /// it by what is returned.
+    pub(crate) fn order_step(
+        &self,
+        step: &Step<'_>,
+        by_layers: bool,
+    ) -> Result<Option<Arc<LayerEnds>>, CudaError> {
+        let Some(last) = self.last(|copy| copy.is_in_way_of(step))? else { return Ok(None) };
+        // Copies that began before it have ended when its first layer begins.
+        if let Some(layers) = last.layers.get().filter(|_| by_layers) {
+            return Ok(Some(Arc::clone(layers)));
+        }
+        self.gpu.order(Stream::Compute, &last.over).map(|()| None)
     }
 
     fn order_after(&self, is_in_way: impl Fn(&Copy) -> bool) -> Result<(), CudaError> {
+        let last = self.last(is_in_way)?;
+        last.map_or(Ok(()), |last| self.gpu.order(Stream::Compute, &last.over))
+    }
+
+    /// The last copy in the way of something, once it has been submitted to the GPU.
+    fn last(&self, is_in_way: impl Fn(&Copy) -> bool) -> Result<Option<Arc<Copy>>, CudaError> {
         if self.begun.borrow().is_empty() {
-            return Ok(());
+            return Ok(None);
         }
         self.gpu.bind();
         self.forget_ended();
         // They end in the order they began.
-        match self.begun.borrow().iter().rfind(|copy| is_in_way(copy)) {
-            Some(last) => {
-                last.asked()?;
-                self.gpu.order(Stream::Compute, &last.over)
-            }
-            None => Ok(()),
-        }
+        let last = self.begun.borrow().iter().rfind(|copy| is_in_way(copy)).cloned();
+        last.map(|last| last.asked().map(|()| last)).transpose()
     }
 }
 

@@ -243,6 +243,37 @@ fn rows_are_the_same_wherever_they_lie_in_main_memory() {
 }
 
 #[test]
+fn a_prompt_begins_before_the_last_rows_have_come() {
+    if !gpu_is_there() {
+        return;
+    }
+    let config = config();
+    for launches in WAYS {
+        let mut device = device(&config, launches);
+        let plain = rows(&config, 1);
+        let (chunk, own) = (span(16, CHUNK, 0), span(64, 64, CHUNK));
+        let prompt = tokens(32, 5, config.vocab);
+        let step = |device: &mut CudaDevice| {
+            let work = Work::new(&prompt, 0, vec![chunk.clone()], own.clone());
+            run(device, &plan(&config), &[Work { outputs: Outputs::All, ..work }])
+        };
+        bring(&mut device, &chunk.pages, &plain);
+        device.settle(&chunk.pages);
+        let settled = step(&mut device);
+        for round in 0..10 {
+            // Other rows, so that a layer that does not wait is noticed.
+            bring(&mut device, &chunk.pages, &rows(&config, 21));
+            device.settle(&chunk.pages);
+            let [k, v] = [&plain.k, &plain.v].map(|list| lent_copy(&device, list));
+            bring(&mut device, &chunk.pages, &Arc::new(HostRows { k, v }));
+            let beside = step(&mut device);
+            assert!(beside == settled, "{launches:?}, round {round}: the logits differ");
+        }
+        assert!(device.starts_early());
+    }
+}
+
+#[test]
 fn lent_memory_is_not_lent_again_while_it_is_copied() {
     if !gpu_is_there() {
         return;

@@ -189,6 +189,12 @@ pub trait Device: Send {
         true
     }
 
+    /// Whether a step runs its first layers while rows of later ones are still being copied. Then
+    /// it need not wait for all of them.
+    fn starts_early(&self) -> bool {
+        false
+    }
+
     /// Waits until [`Device::is_settled`] holds.
     fn settle(&mut self, pages: &[PageId]) {
         let _ = pages;

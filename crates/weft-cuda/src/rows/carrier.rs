@@ -13,9 +13,9 @@ use std::time::Duration;
 use weft_core::config::Config;
 use weft_core::store::{RowBytes, Rows as HostRows};
 
-use super::pieces::{PIECE_PAGES, Piece, half_bytes, pieces};
+use super::pieces::{PIECE_PAGES, Piece, group_layers, half_bytes, pieces};
 use super::pool::{PinnedRows, RowPool};
-use super::{Copy, Job, Way};
+use super::{Copy, Job, LayerEnds, Way};
 use crate::driver::{
     Address, Argument, COPY_STREAMS, Done, Gpu, Kernel, Launch, Memory, Pinned, Stream,
 };
@@ -180,8 +180,10 @@ impl Carrier {
     ) -> Result<(), CudaError> {
         let mut to = HostRows { k: self.pool.take(bytes), v: self.pool.take(bytes) };
         self.fork([copy])?;
-        let read =
-            self.read(pieces(layers, &copy.pages, rows, self.row_bytes, self.half_bytes), &mut to);
+        let first_layer = layers.start;
+        let (row_bytes, half_bytes) = (self.row_bytes, self.half_bytes);
+        let pieces = pieces(layers, first_layer, &copy.pages, rows, row_bytes, half_bytes);
+        let read = self.read(pieces, &mut to);
         // The lists must not go while the GPU writes to them.
         self.wait_for_stages();
         read?;
@@ -193,15 +195,36 @@ impl Carrier {
 
     fn carry_in(&mut self, batch: &[Coming]) -> Result<(), CudaError> {
         self.fork(batch.iter().map(|job| &*job.copy))?;
+        let (row_bytes, half_bytes) = (self.row_bytes, self.half_bytes);
+        let chunks = batch.iter().map(|job| (job.layers.clone(), job.rows.len()));
         let mut turn = 0;
-        for job in batch {
-            let (layers, rows) = (job.layers.clone(), job.rows.clone());
-            for piece in pieces(layers, &job.copy.pages, rows, self.row_bytes, self.half_bytes) {
-                self.write(&piece, &job.from, turn % COPY_STREAMS)?;
-                turn += 1;
+        let mut ends = Vec::new();
+        for group in group_layers(chunks, row_bytes) {
+            for Coming { layers, rows, from, copy } in batch {
+                let (first, rows) = (layers.start, rows.clone());
+                let own = group.start.max(first)..group.end.min(layers.end);
+                for piece in pieces(own, first, &copy.pages, rows, row_bytes, half_bytes) {
+                    self.write(&piece, from, turn % COPY_STREAMS)?;
+                    turn += 1;
+                }
             }
+            ends.push((group.end, self.points_now()?));
+        }
+        let ends = Arc::new(LayerEnds(ends));
+        for Coming { copy, .. } in batch {
+            // A copy is carried once.
+            let _ = copy.layers.set(Arc::clone(&ends));
         }
         self.join(batch.iter().map(|job| &*job.copy))
+    }
+
+    /// The present point of each stream, in events of their own.
+    fn points_now(&self) -> Result<[Done; COPY_STREAMS], CudaError> {
+        let point = |n| {
+            let done = Done::new(&self.gpu)?;
+            done.record(Stream::Copies(n)).map(|()| done)
+        };
+        Ok([point(0)?, point(1)?, point(2)?, point(3)?])
     }
 
     /// Makes every stream begin after what these copies wait for and after all earlier copies.

@@ -13,6 +13,32 @@ pub(crate) const PIECE_PAGES: usize = 64;
 const PIECE_ROWS: usize = PIECE_PAGES * PAGE_ROWS;
 /// The most bytes of a piece's keys, and of its values; more if a page of a layer has more.
 const HALF_BYTES: usize = 8 << 20;
+/// The fewest bytes of keys of a chunk's layers that are copied together, and the most groups of
+/// layers.
+const GROUP_BYTES: usize = 4 << 20;
+const MOST_GROUPS: usize = 8;
+
+/// Layers that are copied together for all chunks of a batch, so that a step can begin with the
+/// first ones. `chunks` are layers and rows of each: copies of the smallest chunk are long enough
+/// not to cost the bus much, and there are only a few groups.
+pub(super) fn group_layers(
+    chunks: impl Iterator<Item = (Range<u16>, usize)>,
+    row_bytes: usize,
+) -> Vec<Range<u16>> {
+    let (mut all, mut least_rows) = (u16::MAX..0, usize::MAX);
+    for (layers, n_rows) in chunks {
+        all = all.start.min(layers.start)..all.end.max(layers.end);
+        least_rows = least_rows.min(n_rows);
+    }
+    if all.is_empty() {
+        return Vec::new();
+    }
+    let long = GROUP_BYTES.div_ceil(least_rows.saturating_mul(row_bytes).max(1));
+    let few = all.len().div_ceil(MOST_GROUPS);
+    let n_layers = long.max(few).min(all.len());
+    let starts = all.clone().step_by(n_layers);
+    starts.map(|start| start..all.end.min(start.saturating_add(n_layers as u16))).collect()
+}
 
 /// Some rows of some layers.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -33,11 +59,12 @@ pub(super) fn half_bytes(config: &Config) -> usize {
     HALF_BYTES.min(all).max(PAGE_ROWS * row_bytes)
 }
 
-/// Rows of layers in pieces of at most `half_bytes` of keys, in the order of the lists. `rows` are
-/// those of the pages. A piece of several layers has all rows; of others, all but the first begin
-/// with a page.
+/// Rows of layers in pieces of at most `half_bytes` of keys, in the order of the lists, which begin
+/// with layer `first_layer`. `rows` are those of the pages. A piece of several layers has all rows;
+/// of others, all but the first begin with a page.
 pub(super) fn pieces(
     layers: Range<u16>,
+    first_layer: u16,
     pages: &[PageId],
     rows: Range<usize>,
     row_bytes: usize,
@@ -53,7 +80,7 @@ pub(super) fn pieces(
         _ if fits => ((half_bytes / (n_rows * row_bytes)).max(1), end),
         _ => (1, most_rows),
     };
-    let first_layer = usize::from(layers.start);
+    let first_layer = usize::from(first_layer);
     let starts = if n_rows > 0 { 0..end } else { 0..0 };
     let layer_starts = layers.clone().step_by(n_layers);
     layer_starts.flat_map(move |layer| {
@@ -85,7 +112,7 @@ mod tests {
         let pages: Vec<PageId> = (10..200).collect();
         let n_rows = rows.len();
         let pieces: Vec<_> =
-            pieces(layers.clone(), &pages, rows.clone(), ROW, half_bytes).collect();
+            pieces(layers.clone(), layers.start, &pages, rows.clone(), ROW, half_bytes).collect();
         let mut end = 0;
         for piece in &pieces {
             let (layer, row) = (end / ROW / n_rows, end / ROW % n_rows + rows.start);
@@ -117,6 +144,29 @@ mod tests {
         // More pages than a piece may have.
         assert_eq!(cut(0..2, 0..5000, 1 << 20), [(1, 4096), (1, 904), (1, 4096), (1, 904)]);
         assert_eq!(cut(0..1, 4090..4100, 1 << 20), [(1, 6), (1, 4)]);
+    }
+
+    #[test]
+    fn some_layers_lie_in_the_lists_of_all() {
+        let pages: Vec<PageId> = (10..20).collect();
+        let all: Vec<_> = pieces(2..5, 2, &pages, 37..100, 6, 63 * 6).collect();
+        let some = |layers| pieces(layers, 2, &pages, 37..100, 6, 63 * 6).collect::<Vec<_>>();
+        assert_eq!([some(2..3), some(3..5)].concat(), all);
+    }
+
+    #[test]
+    fn layers_are_copied_in_a_few_groups_of_long_copies() {
+        let groups = |chunks: &[(Range<u16>, usize)], row_bytes| {
+            let groups = group_layers(chunks.iter().cloned(), row_bytes);
+            groups.iter().map(ExactSizeIterator::len).collect::<Vec<_>>()
+        };
+        // 0.6B and 8B, 256 tokens; a larger chunk; a small one beside it.
+        assert_eq!(groups(&[(0..28, 256)], 2048), [8, 8, 8, 4]);
+        assert_eq!(groups(&[(0..36, 256); 1], 2048), [8, 8, 8, 8, 4]);
+        assert_eq!(groups(&[(0..36, 16_384)], 2048), [5, 5, 5, 5, 5, 5, 5, 1]);
+        assert_eq!(groups(&[(0..36, 16_384), (0..36, 3)], 2048), [36]);
+        assert_eq!(group_layers([(3..7, 9999), (1..2, 9999)].into_iter(), 2048).len(), 6);
+        assert!(groups(&[], 2048).is_empty() && groups(&[(4..4, 9)], 2048).is_empty());
     }
 
     #[test]

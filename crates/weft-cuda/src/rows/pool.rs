@@ -15,7 +15,7 @@ use weft_core::store::{LentMemory, PlainMemory, RowBytes, RowMemory};
 
 use crate::driver::{Gpu, Pinned};
 
-/// Bytes of a slab; larger rows get a slab of their own.
+/// The fewest bytes of a slab. It has room for a whole number of the rows that it is made for.
 const SLAB_BYTES: usize = 64 << 20;
 /// Ranges begin at a multiple of this.
 const ALIGNMENT: usize = 4096;
@@ -175,10 +175,10 @@ impl RowPool {
     /// `owed` bytes found no room since the last slab: a slab serves many small rows. Returns
     /// whether they are paid.
     fn grow(&self, gpu: &Arc<Gpu>, bytes: usize, owed: usize) -> bool {
-        let slab_bytes = bytes.next_multiple_of(ALIGNMENT).max(SLAB_BYTES);
+        let slab_bytes = slab_bytes(bytes);
         {
             let slabs = self.slabs();
-            if owed < SLAB_BYTES && slabs.has_room(bytes) {
+            if owed < slab_bytes && slabs.has_room(bytes) {
                 return false;
             }
             let (pinned, free) = (slabs.pinned_bytes, slabs.free_bytes);
@@ -268,6 +268,12 @@ impl Drop for PinnedRows {
     }
 }
 
+/// Bytes of a slab that is made for rows of `bytes` bytes.
+fn slab_bytes(bytes: usize) -> usize {
+    let bytes = bytes.max(1).next_multiple_of(ALIGNMENT);
+    bytes * SLAB_BYTES.div_ceil(bytes)
+}
+
 /// Bytes of the machine's memory.
 fn machine_bytes() -> Option<usize> {
     let text = std::fs::read_to_string("/proc/meminfo").ok()?;
@@ -299,6 +305,18 @@ mod tests {
         }
         assert_eq!(slabs.slabs[0].free, BTreeMap::from([(0, 4 * PAGE)]));
         assert_eq!(slabs.take(4 * PAGE).unwrap().1, place(0..4 * PAGE));
+    }
+
+    #[test]
+    fn a_slab_is_filled_by_the_rows_that_it_is_made_for() {
+        // Keys of 256 tokens of 0.6B and 8B, small rows, rows larger than a slab.
+        for bytes in [14_680_064, 18_874_368, 70_000, 200 << 20, (200 << 20) + 1] {
+            let mut slabs = Slabs::new();
+            slabs.add((), slab_bytes(bytes));
+            assert!((SLAB_BYTES..2 * SLAB_BYTES.max(bytes)).contains(&slab_bytes(bytes)));
+            while slabs.take(bytes).is_some() {}
+            assert_eq!(slabs.free_bytes, 0, "{bytes}");
+        }
     }
 
     #[test]
