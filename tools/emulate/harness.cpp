@@ -647,9 +647,10 @@ static u32 rows_copied;
 static const u32 ROW_PAGES[3] = {2, 0, 3};
 static constexpr size_t LAYER_VALUES = 4 * KV_HEADS * 2 * PAGE_SIDE; // four pages
 static constexpr u32 LISTED = 100, FIRST_LISTED = 37;
+static const RowsPlace LISTED_PLACE = {{2, 0, 3}, LISTED, FIRST_LISTED, LAYER_VALUES * 2};
 static void run_copy_rows() { copy_rows((u8 *)kv_of_rows.data(), LAYER_VALUES * 2, 1, 2, rows_copied); }
-static void run_put_rows() { put_rows({ROW_PAGES, LISTED, FIRST_LISTED}, list_of_rows[0].data(), list_of_rows[1].data(), kv_of_rows.data()); }
-static void run_get_rows() { get_rows({ROW_PAGES, LISTED, FIRST_LISTED}, list_of_rows[0].data(), list_of_rows[1].data(), kv_of_rows.data()); }
+static void run_put_rows() { put_rows(LISTED_PLACE, list_of_rows[0].data(), list_of_rows[1].data(), kv_of_rows.data()); }
+static void run_get_rows() { get_rows(LISTED_PLACE, list_of_rows[0].data(), list_of_rows[1].data(), kv_of_rows.data()); }
 // The first rows of a page copied, in two layers; rows into pages and out of them from the middle
 // of a page on.
 static void check_rows() {

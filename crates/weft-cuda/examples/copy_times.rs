@@ -116,9 +116,8 @@ fn main() -> Result<(), Failed> {
         let leaving: Vec<_> = chunks
             .iter()
             .map(|pages| {
-                let room = HostRows { k: vec![0; half], v: vec![0; half] };
                 let rows = Rows { pages, first_row: 0, len: chunk };
-                decoding.device.send_kv(layers.clone(), &rows, room)
+                decoding.device.send_kv(layers.clone(), &rows, half)
             })
             .collect();
         let steps = decoding.steps_until(|device| device.is_settled(&all))?;

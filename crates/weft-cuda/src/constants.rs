@@ -11,7 +11,7 @@ use weft_core::kv::PAGE_ROWS;
 
 use crate::persistent::{self, Chooses, OpKind, SharedMemory};
 use crate::shape::Shape;
-use crate::{bandwidth, buffers, ops, sampling, shape, tables};
+use crate::{bandwidth, buffers, ops, rows, sampling, shape, tables};
 
 /// A header while it is written.
 struct Header(String);
@@ -75,6 +75,7 @@ pub(crate) fn header(config: &Config, shape: &Shape) -> String {
         ("WARPS", shape::WARPS),
         ("UNIT_BYTES", shape::UNIT_BYTES),
         ("READ_PIECE", bandwidth::READ_PIECE),
+        ("PIECE_PAGES", rows::PIECE_PAGES),
         ("BLOCK_TOKENS", shape::BLOCK_TOKENS),
         ("BLOCK_ROWS", shape::BLOCK_ROWS),
         ("BLOCK_STAGE", shape::BLOCK_STAGE),

@@ -12,7 +12,7 @@ use weft_core::dtype::Dtype;
 use weft_core::kv::{PAGE_ROWS, PageId, Slot};
 use weft_core::plan::{Op, plan};
 use weft_core::sampling::{Logprobs, Sampler};
-use weft_core::store::Rows as HostRows;
+use weft_core::store::{RowMemory, Rows as HostRows};
 use weft_core::weights::{Forms, Weights};
 
 use crate::buffers::{Buffers, rope_table};
@@ -235,8 +235,15 @@ impl CudaDevice {
             Family::Few => (self.few.addresses(), self.lists.counts),
             Family::Many => (self.many.addresses(), self.lists.counts),
         };
-        let pass =
-            Pass { device: self, step, family, counts, joined: true, chosen: Chosen::ByHost };
+        let pass = Pass {
+            device: self,
+            step,
+            family,
+            counts,
+            joined: true,
+            chosen: Chosen::ByHost,
+            coming: None,
+        };
         let _turn = self.gpu.turn()?;
         let graph = self.gpu.capture(|| pass.run(ops).map_err(|(_, error)| error))?;
         let other = Memory::new(&self.gpu, "emptying the cache", COLD_BYTES)?;
@@ -403,20 +410,23 @@ impl Device for CudaDevice {
     fn read_kv(&self, layers: Range<u16>, rows: &Rows<'_>, k: &mut [u8], v: &mut [u8]) {
         rows.check(&self.limits);
         self.stop();
-        let room = HostRows { k: vec![0; k.len()], v: vec![0; v.len()] };
-        let read = expect(self.mover.read(layers, rows, room));
+        let read = expect(self.mover.read(layers, rows, k.len()));
         k.copy_from_slice(&read.k);
         v.copy_from_slice(&read.v);
     }
 
     fn write_kv(&mut self, rows: &Rows<'_>, k: &[u8], v: &[u8]) {
-        self.bring_kv(rows, Arc::new(HostRows { k: k.to_vec(), v: v.to_vec() }));
+        self.bring_kv(rows, Arc::new(HostRows { k: k.to_vec().into(), v: v.to_vec().into() }));
     }
 
-    fn send_kv(&mut self, layers: Range<u16>, rows: &Rows<'_>, to: HostRows) -> Receiver<HostRows> {
+    fn send_kv(&mut self, layers: Range<u16>, rows: &Rows<'_>, bytes: usize) -> Receiver<HostRows> {
         rows.check(&self.limits);
         self.stop();
-        expect(self.mover.send(layers, rows, to))
+        expect(self.mover.send(layers, rows, bytes))
+    }
+
+    fn row_memory(&self) -> Arc<dyn RowMemory> {
+        self.mover.memory()
     }
 
     fn bring_kv(&mut self, rows: &Rows<'_>, from: Arc<HostRows>) {
@@ -428,6 +438,10 @@ impl Device for CudaDevice {
 
     fn is_settled(&self, pages: &[PageId]) -> bool {
         self.mover.is_settled(pages)
+    }
+
+    fn starts_early(&self) -> bool {
+        true
     }
 
     fn settle(&mut self, pages: &[PageId]) {

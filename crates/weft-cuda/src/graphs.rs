@@ -102,6 +102,7 @@ fn record(device: &CudaDevice, plan: &[Op], key: Key) -> Result<Graph, CudaError
         counts,
         joined: true,
         chosen: key.chosen,
+        coming: None,
     };
     device.kernels.ready_for_tokens(key.chosen)?;
     device.gpu.capture(|| {

@@ -88,8 +88,8 @@ impl OnHost {
         let (n_tokens, stride) = (pass.counts.n_tokens, buffers.x.stride());
         let (n_routes, bytes) = (n_tokens * of_model.chosen, n_tokens * stride * size_of::<bf16>());
         let chosen = buffers.experts().stored_routes();
-        gpu.download(Stream::Compute, x, 0, buffers.x.memory(), bytes)?;
-        gpu.download(Stream::Compute, stored, 0, chosen, n_routes * ROUTE_BYTES)?;
+        gpu.download(Stream::Compute, (x, 0), (buffers.x.memory(), 0), bytes)?;
+        gpu.download(Stream::Compute, (stored, 0), (chosen, 0), n_routes * ROUTE_BYTES)?;
         gpu.synchronize()?;
         routes.clear();
         routes.extend(stored.bytes().chunks_exact(ROUTE_BYTES).take(n_routes).map(|bytes| {

@@ -59,6 +59,11 @@ impl Kv {
         self.memory.address().offset(self.start(layer, 0))
     }
 
+    /// Bytes from one layer's pages to the next's.
+    pub(crate) fn layer_bytes(&self) -> usize {
+        self.start(1, 0)
+    }
+
     fn page_len(&self) -> usize {
         self.heads * 2 * PAGE_ROWS * self.dim
     }

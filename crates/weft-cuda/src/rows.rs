@@ -5,23 +5,27 @@
 //! copies to its pages and after the copies from pages that it writes to.
 
 mod carrier;
+mod pieces;
+mod pool;
 pub(crate) use carrier::layout;
+pub(crate) use pieces::PIECE_PAGES;
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
 use std::thread::{self, JoinHandle};
 
 use weft_core::config::Config;
 use weft_core::device::{Lane, Rows, Span, Step};
 use weft_core::kv::{PAGE_ROWS, PageId, Slot};
-use weft_core::store::Rows as HostRows;
+use weft_core::store::{RowMemory, Rows as HostRows};
 
 use self::carrier::Carrier;
 pub(crate) use self::carrier::bytes;
-use crate::driver::{Done, Gpu, Stream};
+use self::pool::{Lender, RowPool};
+use crate::driver::{COPY_STREAMS, Done, Gpu, Stream};
 use crate::error::CudaError;
 use crate::kernels::Kernels;
 use crate::kv::Kv;
@@ -38,7 +42,8 @@ struct Job {
 /// Where rows go; both lists are \[layers\]\[rows\]\[kv_width\].
 enum Way {
     In(Arc<HostRows>),
-    Out(HostRows, Sender<HostRows>),
+    /// With the bytes of each list.
+    Out(usize, Sender<HostRows>),
 }
 
 /// A copy that was started.
@@ -48,10 +53,27 @@ struct Copy {
     comes_in: bool,
     /// The GPU's earlier work: steps may still use the copy's pages.
     ready: Done,
-    /// Its end on the GPU, once it is known.
+    /// Its end on the GPU, once it is known, and the ends of its layers if it comes in.
     over: Done,
+    layers: OnceLock<Arc<LayerEnds>>,
     reported: Mutex<Option<Result<(), String>>>,
     is_reported: Condvar,
+}
+
+/// When the layers of copies are there: all before the given one, once every stream has come to
+/// its point.
+pub(crate) struct LayerEnds(Vec<(u16, [Done; COPY_STREAMS])>);
+
+impl LayerEnds {
+    /// The point that a layer waits for, counted from the first; none if it waits for nothing.
+    pub(crate) fn of(&self, layer: u16) -> Option<usize> {
+        self.0.iter().position(|(end, _)| layer < *end)
+    }
+
+    /// Makes later steps wait for a point.
+    pub(crate) fn order(&self, gpu: &Gpu, point: usize) -> Result<(), CudaError> {
+        self.0[point].1.iter().try_for_each(|done| gpu.order(Stream::Compute, done))
+    }
 }
 
 impl Copy {
@@ -61,6 +83,7 @@ impl Copy {
             comes_in,
             ready: Done::new(gpu)?,
             over: Done::new(gpu)?,
+            layers: OnceLock::new(),
             reported: Mutex::new(None),
             is_reported: Condvar::new(),
         })
@@ -122,6 +145,7 @@ pub(crate) struct Mover {
     thread: Option<JoinHandle<()>>,
     /// Copies that may not be done, in the order of their jobs.
     begun: RefCell<VecDeque<Arc<Copy>>>,
+    pool: Arc<RowPool>,
 }
 
 impl Mover {
@@ -132,7 +156,8 @@ impl Mover {
         kernels: &Kernels,
         kv: &Kv,
     ) -> Result<Self, CudaError> {
-        let carrier = Carrier::new(gpu, config, kernels, kv)?;
+        let pool = RowPool::new(gpu);
+        let carrier = Carrier::new(gpu, config, kernels, kv, &pool)?;
         let (jobs, receiver) = channel::<Job>();
         let carry = move || carrier.carry(&receiver);
         let thread = thread::Builder::new().name("weft-rows".to_owned()).spawn(carry);
@@ -141,7 +166,8 @@ impl Mover {
             reason: error.to_string(),
         })?;
         let begun = RefCell::default();
-        Ok(Self { gpu: Arc::clone(gpu), jobs: Some(jobs), thread: Some(thread), begun })
+        let (gpu, jobs) = (Arc::clone(gpu), Some(jobs));
+        Ok(Self { gpu, jobs, thread: Some(thread), begun, pool })
     }
 
     /// Finishes all started copies; afterwards nothing uses the pages.
@@ -151,6 +177,11 @@ impl Mover {
             // The thread has already reported the error to whoever waits for it.
             let _ = thread.join();
         }
+    }
+
+    /// Memory for rows that will be brought.
+    pub(crate) fn memory(&self) -> Arc<dyn RowMemory> {
+        Arc::new(Lender(Arc::clone(&self.pool)))
     }
 
     /// Starts to write rows into pages.
@@ -168,10 +199,10 @@ impl Mover {
         &self,
         layers: Range<u16>,
         rows: &Rows<'_>,
-        to: HostRows,
+        bytes: usize,
     ) -> Result<Receiver<HostRows>, CudaError> {
         let (sender, receiver) = channel();
-        self.begin(layers, rows, Way::Out(to, sender))?;
+        self.begin(layers, rows, Way::Out(bytes, sender))?;
         Ok(receiver)
     }
 
@@ -180,10 +211,10 @@ impl Mover {
         &self,
         layers: Range<u16>,
         rows: &Rows<'_>,
-        to: HostRows,
+        bytes: usize,
     ) -> Result<HostRows, CudaError> {
         let (sender, receiver) = channel();
-        let copy = self.begin(layers, rows, Way::Out(to, sender))?;
+        let copy = self.begin(layers, rows, Way::Out(bytes, sender))?;
         copy.asked()?;
         Ok(receiver.recv().expect("rows are sent before the end is reported"))
     }
@@ -235,25 +266,36 @@ impl Mover {
         self.order_after(|copy| copy.is_at(pages))
     }
 
-    /// The same for the pages of a step.
-    pub(crate) fn order_step(&self, step: &Step<'_>) -> Result<(), CudaError> {
-        self.order_after(|copy| copy.is_in_way_of(step))
+    /// The same for the pages of a step. If `by_layers`, work of a layer has to be made to wait for
+    /// it by what is returned.
+    pub(crate) fn order_step(
+        &self,
+        step: &Step<'_>,
+        by_layers: bool,
+    ) -> Result<Option<Arc<LayerEnds>>, CudaError> {
+        let Some(last) = self.last(|copy| copy.is_in_way_of(step))? else { return Ok(None) };
+        // Copies that began before it have ended when its first layer begins.
+        if let Some(layers) = last.layers.get().filter(|_| by_layers) {
+            return Ok(Some(Arc::clone(layers)));
+        }
+        self.gpu.order(Stream::Compute, &last.over).map(|()| None)
     }
 
     fn order_after(&self, is_in_way: impl Fn(&Copy) -> bool) -> Result<(), CudaError> {
+        let last = self.last(is_in_way)?;
+        last.map_or(Ok(()), |last| self.gpu.order(Stream::Compute, &last.over))
+    }
+
+    /// The last copy in the way of something, once it has been submitted to the GPU.
+    fn last(&self, is_in_way: impl Fn(&Copy) -> bool) -> Result<Option<Arc<Copy>>, CudaError> {
         if self.begun.borrow().is_empty() {
-            return Ok(());
+            return Ok(None);
         }
         self.gpu.bind();
         self.forget_ended();
         // They end in the order they began.
-        match self.begun.borrow().iter().rfind(|copy| is_in_way(copy)) {
-            Some(last) => {
-                last.asked()?;
-                self.gpu.order(Stream::Compute, &last.over)
-            }
-            None => Ok(()),
-        }
+        let last = self.begun.borrow().iter().rfind(|copy| is_in_way(copy)).cloned();
+        last.map(|last| last.asked().map(|()| last)).transpose()
     }
 }
 

@@ -16,8 +16,9 @@ use crate::error::CudaError;
 use crate::graphs;
 use crate::in_flight::{BEYOND, OutputDraw, drafted};
 use crate::modules::next_plan;
-use crate::ops::Pass;
+use crate::ops::{ComingRows, Pass};
 use crate::persistent::{self, Chooses, Persistent, Run};
+use crate::rows::LayerEnds;
 use crate::sampling::{Chosen, Needs, PUBLISHED_STEPS};
 use crate::tables::{FEW, Family};
 
@@ -53,6 +54,8 @@ struct Prepared {
     chosen: Chosen,
     /// Outputs of the lists: more than those of the step if its last token is run several times.
     n_outputs: usize,
+    /// Rows that layers have to wait for.
+    coming: Option<Arc<LayerEnds>>,
 }
 
 impl CudaDevice {
@@ -188,7 +191,6 @@ impl CudaDevice {
         step: &Step<'_>,
         chosen: Chosen,
     ) -> Result<Prepared, (Op, CudaError)> {
-        self.mover.order_step(step).map_err(|error| (ops[0], error))?;
         let is_whole = ops == self.plan;
         // A launch chooses at the plan's end, by one block per output.
         let is_served = match chosen {
@@ -204,7 +206,8 @@ impl CudaDevice {
             if self.has_room_for(n_outputs) && self.fill_lists(ops, &step).1 {
                 let bytes = self.few.write(&step, &self.lists);
                 let (family, way) = (Family::Few, Way::Persistent);
-                return Ok(Prepared { family, bytes, way, chosen, n_outputs });
+                let coming = self.order(ops, &step, false)?;
+                return Ok(Prepared { family, bytes, way, chosen, n_outputs, coming });
             }
         }
         let (family, is_persistent) = self.fill_lists(ops, step);
@@ -220,7 +223,18 @@ impl CudaDevice {
         } else {
             Way::Ops
         };
-        Ok(Prepared { family, bytes, way, chosen, n_outputs: step.n_outputs() })
+        let coming = self.order(ops, step, way == Way::Ops && is_whole)?;
+        Ok(Prepared { family, bytes, way, chosen, n_outputs: step.n_outputs(), coming })
+    }
+
+    /// Makes a step wait for the copies that it needs, or returns what its layers must wait for.
+    fn order(
+        &self,
+        ops: &[Op],
+        step: &Step<'_>,
+        by_layers: bool,
+    ) -> Result<Option<Arc<LayerEnds>>, (Op, CudaError)> {
+        self.mover.order_step(step, by_layers).map_err(|error| (ops[0], error))
     }
 
     /// Builds the lists of a step. Returns which kernels run it, and whether the persistent kernel
@@ -268,7 +282,8 @@ impl CudaDevice {
                 // Only a graph may join kernels of few tokens: an op launched alone must leave its
                 // own result.
                 let joined = family == Family::Many && self.launches != Launches::Ops;
-                Pass { device: self, step, family, counts, joined, chosen }.run(ops)
+                let coming = prepared.coming.clone().map(ComingRows::new);
+                Pass { device: self, step, family, counts, joined, chosen, coming }.run(ops)
             }
         }
     }

@@ -6,13 +6,14 @@ mod gpu;
 
 use std::sync::Arc;
 use std::sync::mpsc::Receiver;
+use std::time::{Duration, Instant};
 
 use gpu::gpu_is_there;
 use weft_core::config::Config;
 use weft_core::device::{Device, Inspect, Limits, Outputs, Rows, Span};
 use weft_core::kv::PageId;
 use weft_core::plan::plan;
-use weft_core::store::Rows as HostRows;
+use weft_core::store::{RowBytes, Rows as HostRows};
 use weft_core::weights::RandomWeights;
 use weft_cuda::{CudaDevice, Launches, Options};
 use weft_testing::{Work, run, run_in_blocks, span, tokens};
@@ -45,7 +46,7 @@ fn pages(first: PageId) -> Vec<PageId> {
 /// Some rows of a chunk.
 fn rows(config: &Config, seed: u32) -> Arc<HostRows> {
     let n = config.layers * CHUNK * config.kv_width();
-    let numbers = |seed| -> Vec<u8> {
+    let numbers = |seed| -> RowBytes {
         tokens(n, seed, 0x4000).iter().flat_map(|n| (*n as u16).to_le_bytes()).collect()
     };
     Arc::new(HostRows { k: numbers(seed), v: numbers(seed + 1) })
@@ -56,10 +57,10 @@ fn bring(device: &mut CudaDevice, pages: &[PageId], rows: &Arc<HostRows>) {
 }
 
 fn send(device: &mut CudaDevice, config: &Config, pages: &[PageId]) -> Receiver<HostRows> {
-    let room = || vec![0; config.layers * CHUNK * config.kv_width() * 2];
+    let bytes = config.layers * CHUNK * config.kv_width() * 2;
     let layers = 0..config.layers as u16;
     let rows = Rows { pages, first_row: 0, len: CHUNK };
-    device.send_kv(layers, &rows, HostRows { k: room(), v: room() })
+    device.send_kv(layers, &rows, bytes)
 }
 
 fn same(a: &HostRows, b: &HostRows) -> bool {
@@ -178,6 +179,121 @@ fn a_step_reads_pages_while_they_leave() {
     assert!(same(&sent.recv().unwrap(), &kept), "rows that left");
 }
 
+/// Memory that the device lends. Until it has some, it gives plain memory.
+fn lent(device: &CudaDevice, bytes: usize) -> RowBytes {
+    let memory = device.row_memory();
+    let asked = Instant::now();
+    loop {
+        let taken = memory.take(bytes);
+        if format!("{taken:?}").contains("of a device") {
+            return taken;
+        }
+        assert!(asked.elapsed() < Duration::from_secs(60), "no memory was lent");
+        std::thread::yield_now();
+    }
+}
+
+/// The same bytes in memory that the device lends.
+fn lent_copy(device: &CudaDevice, bytes: &[u8]) -> RowBytes {
+    let mut copy = lent(device, bytes.len());
+    copy.copy_from_slice(bytes);
+    copy
+}
+
+#[test]
+fn rows_are_the_same_wherever_they_lie_in_main_memory() {
+    if !gpu_is_there() {
+        return;
+    }
+    let config = config();
+    let mut device = device(&config, Launches::Graph);
+    let (plain, n_layers) = (rows(&config, 1), config.layers as u16);
+    let both = |device: &CudaDevice| [&plain.k, &plain.v].map(|list| lent_copy(device, list));
+    let [k, v] = both(&device);
+    let [other_k, _] = both(&device);
+    let mixed = HostRows { k: other_k, v: plain.v.clone() };
+    for (first, from) in [(16, &plain), (64, &Arc::new(HostRows { k, v })), (32, &Arc::new(mixed))]
+    {
+        bring(&mut device, &pages(first), from);
+        // To memory of either kind: what is lent comes back and is lent again.
+        for _ in 0..3 {
+            let came = send(&mut device, &config, &pages(first)).recv().unwrap();
+            assert!(same(&came, &plain), "rows from page {first} on, into {:?}", came.k);
+        }
+    }
+    // Some layers, from the middle of a page to the middle of another.
+    let (first_row, len) = (37, CHUNK - 64);
+    let some = Rows { pages: &pages(64), first_row, len };
+    let width = config.kv_width() * 2;
+    let (mut k, mut v) = (vec![0; 3 * len * width], vec![0; 3 * len * width]);
+    device.read_kv(2..5, &some, &mut k, &mut v);
+    for (layer, (k, v)) in k.chunks(len * width).zip(v.chunks(len * width)).enumerate() {
+        let start = ((layer + 2) * CHUNK + first_row) * width;
+        assert!(*k == plain.k[start..start + len * width], "keys of layer {layer}");
+        assert!(*v == plain.v[start..start + len * width], "values of layer {layer}");
+    }
+    // And into them, in every layer.
+    let n = usize::from(n_layers) * len * width;
+    let own =
+        HostRows { k: lent_copy(&device, &plain.v[..n]), v: lent_copy(&device, &plain.k[..n]) };
+    let (k, v) = (own.k.to_vec(), own.v.to_vec());
+    device.bring_kv(&some, Arc::new(own));
+    let came = device.send_kv(0..n_layers, &some, n).recv().unwrap();
+    assert!(*came.k == k && *came.v == v, "rows between the middles of pages");
+}
+
+#[test]
+fn a_prompt_begins_before_the_last_rows_have_come() {
+    if !gpu_is_there() {
+        return;
+    }
+    let config = config();
+    for launches in WAYS {
+        let mut device = device(&config, launches);
+        let plain = rows(&config, 1);
+        let (chunk, own) = (span(16, CHUNK, 0), span(64, 64, CHUNK));
+        let prompt = tokens(32, 5, config.vocab);
+        let step = |device: &mut CudaDevice| {
+            let work = Work::new(&prompt, 0, vec![chunk.clone()], own.clone());
+            run(device, &plan(&config), &[Work { outputs: Outputs::All, ..work }])
+        };
+        bring(&mut device, &chunk.pages, &plain);
+        device.settle(&chunk.pages);
+        let settled = step(&mut device);
+        for round in 0..10 {
+            // Other rows, so that a layer that does not wait is noticed.
+            bring(&mut device, &chunk.pages, &rows(&config, 21));
+            device.settle(&chunk.pages);
+            let [k, v] = [&plain.k, &plain.v].map(|list| lent_copy(&device, list));
+            bring(&mut device, &chunk.pages, &Arc::new(HostRows { k, v }));
+            let beside = step(&mut device);
+            assert!(beside == settled, "{launches:?}, round {round}: the logits differ");
+        }
+        assert!(device.starts_early());
+    }
+}
+
+#[test]
+fn lent_memory_is_not_lent_again_while_it_is_copied() {
+    if !gpu_is_there() {
+        return;
+    }
+    let config = config();
+    let mut device = device(&config, Launches::Graph);
+    let plain = rows(&config, 1);
+    for round in 0..20 {
+        let [k, v] = [&plain.k, &plain.v].map(|list| lent_copy(&device, list));
+        bring(&mut device, &pages(16), &Arc::new(HostRows { k, v }));
+        // Whoever gets memory now may write to it.
+        let memory = device.row_memory();
+        for _ in 0..4 {
+            memory.take(plain.k.len()).fill(0xaa);
+        }
+        let came = send(&mut device, &config, &pages(16)).recv().unwrap();
+        assert!(same(&came, &plain), "round {round}");
+    }
+}
+
 #[test]
 fn a_device_may_go_while_rows_are_copied() {
     if !gpu_is_there() {
@@ -188,7 +304,10 @@ fn a_device_may_go_while_rows_are_copied() {
     let some = rows(&config, 1);
     bring(&mut device, &pages(16), &some);
     let sent = send(&mut device, &config, &pages(16));
-    bring(&mut device, &pages(64), &some);
+    let lent = HostRows { k: lent_copy(&device, &some.k), v: lent_copy(&device, &some.v) };
+    bring(&mut device, &pages(64), &Arc::new(lent));
+    let kept = lent_copy(&device, &some.k);
     drop(device);
     assert!(same(&sent.recv().unwrap(), &some));
+    assert!(kept == some.k, "memory that outlives its device");
 }

@@ -232,7 +232,7 @@ struct Filling<'m> {
 
 impl<'m> Filling<'m> {
     fn new(manifest: &'m Manifest) -> Self {
-        let room = || vec![0; manifest.range_bytes() * manifest.header.layers];
+        let room = || vec![0; manifest.range_bytes() * manifest.header.layers].into();
         Self {
             manifest,
             rows: Rows { k: room(), v: room() },
@@ -304,7 +304,7 @@ mod tests {
         for (scale, is_fine) in [(0x3f80, true), (0x7f80, false), (0xbf80, false), (0x7fc0, false)]
         {
             let [low, high] = u16::to_le_bytes(scale);
-            let rows = Rows { k: vec![127, 0x81, low, high], v: vec![0; 4] };
+            let rows = Rows { k: vec![127, 0x81, low, high].into(), v: vec![0; 4].into() };
             let names = Names::new(Path::from("kv"));
             let bucket = Bucket { store: Arc::new(InMemory::new()), names, trust: trust.clone() };
             let manifest = Manifest::of(&key, &header, &rows).unwrap();

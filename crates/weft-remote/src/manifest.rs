@@ -250,7 +250,7 @@ mod tests {
     fn rows_of_another_size_have_no_manifest() {
         let key = KvKey::of_rows(&KvKey::NOTHING, &[5, 6]);
         for (k, v) in [(23, 24), (24, 25), (0, 0)] {
-            let rows = Rows { k: vec![0; k], v: vec![0; v] };
+            let rows = Rows { k: vec![0; k].into(), v: vec![0; v].into() };
             assert_eq!(Manifest::of(&key, &header(), &rows), None);
         }
     }

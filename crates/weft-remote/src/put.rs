@@ -175,7 +175,7 @@ mod tests {
 
     #[test]
     fn layers_lie_one_after_the_other() {
-        let rows = Arc::new(Rows { k: vec![1, 1, 2, 2], v: vec![3, 3, 4, 4] });
+        let rows = Arc::new(Rows { k: vec![1, 1, 2, 2].into(), v: vec![3, 3, 4, 4].into() });
         let bytes: Vec<u8> = payload(&rows, 2).into_iter().flatten().collect();
         assert_eq!(bytes, [1, 1, 3, 3, 2, 2, 4, 4]);
     }

@@ -58,7 +58,8 @@ fn entry(tokens: &[u32]) -> (KvKey, Header, Arc<Rows>) {
         prefill_us: 5,
     };
     let n = header.tensor_bytes().unwrap();
-    let rows = Rows { k: vec![tokens[0] as u8; n], v: vec![tokens[0] as u8 + 1; n] };
+    let list = |byte: u8| vec![byte; n].into();
+    let rows = Rows { k: list(tokens[0] as u8), v: list(tokens[0] as u8 + 1) };
     (header.key(), header, Arc::new(rows))
 }
 

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use clap::Args;
 use serde_json::{Value, json};
-use weft_core::chunk::{Composition, Kind, Piece, Repair, Tier};
+use weft_core::chunk::{Composition, Kind, Piece, PieceReport, Repair, Tier};
 use weft_core::device::{Limits, MAX_LANES};
 use weft_core::engine::{Engine, Request, Tiers, Token};
 use weft_core::kv::pages_for;
@@ -46,13 +46,37 @@ pub(crate) struct FirstTokenArgs {
     repetitions: usize,
 }
 
-/// The tier of the context's rows when the request arrives, if any.
-const CASES: [(&str, Option<Tier>); 4] = [
-    ("cold", None),
-    ("device", Some(Tier::Device)),
-    ("ram", Some(Tier::Ram)),
-    ("disk", Some(Tier::Disk)),
+/// What is measured.
+struct Case {
+    name: &'static str,
+    /// The tier of the context's rows when the request arrives, if any.
+    tier: Option<Tier>,
+    /// Whether the rows are fetched even if the engine expects computing to be faster.
+    is_forced: bool,
+}
+
+impl Case {
+    const fn new(name: &'static str, tier: Option<Tier>) -> Self {
+        Self { name, tier, is_forced: true }
+    }
+}
+
+/// The engine chooses between a disk and computing after reads have been measured.
+const CASES: [Case; 5] = [
+    Case::new("cold", None),
+    Case::new("device", Some(Tier::Device)),
+    Case::new("ram", Some(Tier::Ram)),
+    Case::new("disk, always read", Some(Tier::Disk)),
+    Case { is_forced: false, ..Case::new("disk", Some(Tier::Disk)) },
 ];
+
+/// One first token.
+struct Asked {
+    token: Token,
+    time: Duration,
+    /// Share of the context's tokens whose rows came from their tier; the others were computed.
+    fetched: f64,
+}
 
 pub(crate) fn run(args: &FirstTokenArgs) -> Result<ExitCode, CliError> {
     let subject = Subject::find(&args.subject)?;
@@ -78,18 +102,19 @@ fn measure(
 ) -> Result<Value, CliError> {
     let mut engine = engine(subject, args, n_rows, folder)?;
     let prompt = prompt(args);
-    let mut samples: Vec<Vec<Duration>> = vec![Vec::new(); CASES.len()];
+    let mut samples: Vec<Vec<Asked>> = CASES.iter().map(|_| Vec::new()).collect();
     // This round also warms up the machine.
-    let checked = CASES.map(|(_, tier)| ask(&mut engine, &prompt, tier, Some(5)));
-    let checked = checked.into_iter().collect::<Result<Vec<_>, _>>()?;
-    let (expected, _) = &checked[0];
-    let mut same_bits = checked.iter().all(|(token, _)| token == expected);
+    let checked = CASES.iter().map(|case| ask(&mut engine, &prompt, case, Some(5)));
+    let checked = checked.collect::<Result<Vec<_>, _>>()?;
+    let expected = &checked[0].token;
+    let mut same_bits = checked.iter().all(|asked| asked.token == *expected);
     for _ in 0..args.repetitions {
-        for ((name, tier), samples) in CASES.iter().zip(&mut samples) {
-            let (token, time) = ask(&mut engine, &prompt, *tier, None)?;
-            terminal::note(args.subject.quiet, &format!("{name}: {}", size::time(time)));
-            same_bits &= token.id == expected.id;
-            samples.push(time);
+        for (case, samples) in CASES.iter().zip(&mut samples) {
+            let asked = ask(&mut engine, &prompt, case, None)?;
+            let time = size::time(asked.time);
+            terminal::note(args.subject.quiet, &format!("{}: {time}", case.name));
+            same_bits &= asked.token.id == expected.id;
+            samples.push(asked);
         }
     }
     Ok(report(subject, args, &engine, &samples, same_bits))
@@ -131,12 +156,12 @@ fn prompt(args: &FirstTokenArgs) -> Composition {
 fn ask(
     engine: &mut Engine,
     prompt: &Composition,
-    tier: Option<Tier>,
+    case: &Case,
     logprobs: Option<usize>,
-) -> Result<(Token, Duration), CliError> {
+) -> Result<Asked, CliError> {
     engine.drop_rows();
-    engine.always_fetch(true);
-    if let Some(tier) = tier {
+    engine.always_fetch(case.is_forced);
+    if let Some(tier) = case.tier {
         engine.warm(prompt)?;
         engine.demote(tier);
     }
@@ -152,25 +177,30 @@ fn ask(
     while generation.next().is_some() {}
     let finished = generation.finished().expect("the answer has ended");
     let sources = &finished.report.pieces[..prompt.pieces.len() - 1];
-    assert!(sources.iter().all(|piece| piece.source == tier), "rows were not where they should be");
-    Ok((token, finished.stats.first_token))
+    let is_there = |piece: &&PieceReport| piece.source == case.tier;
+    let n_there: usize = sources.iter().filter(is_there).map(|piece| piece.tokens).sum();
+    let n_context: usize = sources.iter().map(|piece| piece.tokens).sum();
+    assert!(!case.is_forced || n_there == n_context, "rows were not where they should be");
+    let fetched = if case.tier.is_some() { n_there as f64 / n_context as f64 } else { 0.0 };
+    Ok(Asked { token, time: finished.stats.first_token, fetched })
 }
 
 fn report(
     subject: &Subject,
     args: &FirstTokenArgs,
     engine: &Engine,
-    samples: &[Vec<Duration>],
+    samples: &[Vec<Asked>],
     same_bits: bool,
 ) -> Value {
     let medians: Vec<f64> = samples.iter().map(|samples| spread(samples).median).collect();
-    let cases = CASES.iter().zip(samples).zip(&medians).map(|(((name, _), samples), median)| {
+    let cases = CASES.iter().zip(samples).zip(&medians).map(|((case, samples), median)| {
         let spread = spread(samples);
         json!({
-            "rows": name,
+            "rows": case.name,
+            "fetched_shares": samples.iter().map(|asked| asked.fetched).collect::<Vec<_>>(),
             "first_token_ms": {"median": spread.median, "p10": spread.p10, "p90": spread.p90},
             "times_faster_than_cold": medians[0] / median,
-            "samples_ms": samples.iter().copied().map(ms).collect::<Vec<_>>(),
+            "samples_ms": samples.iter().map(ms).collect::<Vec<_>>(),
         })
     });
     let figures = json!({
@@ -183,12 +213,12 @@ fn report(
     engine_report::report(subject, engine, figures)
 }
 
-fn spread(samples: &[Duration]) -> Spread {
-    Spread::of(&samples.iter().copied().map(ms).collect::<Vec<_>>())
+fn spread(samples: &[Asked]) -> Spread {
+    Spread::of(&samples.iter().map(ms).collect::<Vec<_>>())
 }
 
-fn ms(time: Duration) -> f64 {
-    time.as_secs_f64() * 1e3
+fn ms(asked: &Asked) -> f64 {
+    asked.time.as_secs_f64() * 1e3
 }
 
 fn table(report: &Value) -> String {

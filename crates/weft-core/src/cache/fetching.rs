@@ -13,10 +13,11 @@ use std::time::{Duration, Instant};
 use super::filing::Filing;
 use super::news::{Arrival, Fetching};
 use super::node::{InRam, received};
+use super::speeds::Way;
 use super::{Begin, Cache, NodeId};
 use crate::chunk::{Choice, Tier};
 use crate::device::Device;
-use crate::store::Rows;
+use crate::store::{RowMemory, Rows};
 
 /// How rows came to the device's pages.
 #[derive(Clone, Copy, Debug)]
@@ -59,9 +60,13 @@ impl Cache {
                 }
                 None => {
                     choice = self.compare(id, n_tokens);
-                    if self.speeds.fetches(Tier::Disk, choice) {
-                        self.begin_fetching(id);
-                    } else {
+                    let way = self.speeds.choose(Tier::Disk, choice);
+                    match way {
+                        Way::Fetch => self.begin_fetching(id, device.row_memory()),
+                        Way::Compute => {}
+                        Way::ComputeAndTry => self.try_reading(id, device.row_memory()),
+                    }
+                    if way != Way::Fetch {
                         self.compute_again(id);
                     }
                 }
@@ -128,14 +133,23 @@ impl Cache {
     }
 
     /// Asks for the rows of a node's file.
-    fn begin_fetching(&mut self, id: NodeId) {
+    fn begin_fetching(&mut self, id: NodeId, memory: Arc<dyn RowMemory>) {
         let (fetching, awaited) = Fetching::new(id, Tier::Disk, &self.news);
         let file = self.file_of(id);
         let node = self.node_mut(id);
         node.fetching = Some(fetching);
         node.filled = 0;
         if let Some(files) = &self.files {
-            files.read(file, awaited);
+            files.read(file, memory, awaited);
+        }
+    }
+
+    /// Reads a node's file to learn how long it takes. Nobody gets the rows.
+    fn try_reading(&mut self, id: NodeId, memory: Arc<dyn RowMemory>) {
+        let file = self.file_of(id);
+        let bytes = self.shape.stored_bytes(self.node(id));
+        if let Some(files) = &self.files {
+            files.try_reading(file, memory, bytes);
         }
     }
 

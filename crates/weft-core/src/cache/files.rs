@@ -4,7 +4,7 @@
 //! bounded in bytes; who has more asks again later. Files are written in groups: whatever has
 //! arrived while the disk was busy goes to it together. Reads do not queue behind writes.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -12,7 +12,9 @@ use std::{io, thread};
 
 use super::NodeId;
 use super::news::{Awaited, News};
-use crate::store::{Header, KvKey, NewEntry, Put, Reader, Rows, Store, StoreStats, WasRead};
+use crate::store::{
+    Header, KvKey, NewEntry, Put, Reader, RowMemory, Rows, Store, StoreStats, WasRead,
+};
 
 /// Bytes of rows that may wait for the disk. Larger rows wait alone.
 const QUEUE_BYTES: u64 = 256 << 20;
@@ -78,7 +80,56 @@ impl Drop for Receipt {
 struct Read {
     key: KvKey,
     header: Header,
-    awaited: Awaited,
+    memory: Arc<dyn RowMemory>,
+    wanted: Wanted,
+}
+
+/// What a read is for.
+enum Wanted {
+    Rows(Awaited),
+    /// The time that it takes.
+    Time(Trial),
+}
+
+/// A read that only measures. Reports its end, whatever happens to it.
+struct Trial {
+    bytes: u64,
+    /// None if there were no rows.
+    time: Option<Duration>,
+    to: Sender<News>,
+}
+
+impl Drop for Trial {
+    fn drop(&mut self) {
+        let read = self.time.map(|time| (self.bytes, time));
+        // The engine may be gone.
+        let _ = self.to.send(News::Tried { read });
+    }
+}
+
+/// What the reading threads know of one another.
+#[derive(Default)]
+struct Reading {
+    /// Reads that were asked for and have not ended.
+    n_reads: AtomicUsize,
+    /// When the last one ended.
+    last_end: Mutex<Option<Instant>>,
+}
+
+impl Reading {
+    /// Threads for one file: the fewer files are read at once, the more for each.
+    fn n_threads(&self, n_cores: usize) -> usize {
+        let n_files = self.n_reads.load(Ordering::Relaxed).clamp(1, READERS);
+        n_cores.div_ceil(n_files)
+    }
+
+    /// Ends a read that began at `start`. Returns the time that it took the disk, not counting what
+    /// other reads took meanwhile: the times of all reads add up to the time of all.
+    fn end(&self, start: Instant, now: Instant) -> Duration {
+        self.n_reads.fetch_sub(1, Ordering::Relaxed);
+        let last_end = lock(&self.last_end).replace(now);
+        now.saturating_duration_since(last_end.map_or(start, |last| last.max(start)))
+    }
 }
 
 /// The state of the store, as last published.
@@ -104,6 +155,7 @@ impl Seen {
 pub(super) struct Files {
     commands: Sender<Command>,
     reads: Sender<Read>,
+    reading: Arc<Reading>,
     seen: Arc<Mutex<Seen>>,
     news: Sender<News>,
     /// Bytes of rows that wait for the disk, or will; and how many may.
@@ -125,10 +177,14 @@ impl Files {
         lock(&seen).update(&mut store);
         let ending = Arc::new(AtomicBool::new(false));
         let to_read = Arc::new(Mutex::new(to_read));
+        let reading = Arc::new(Reading::default());
         for n in 0..READERS {
             let (reader, reads, notes) = (store.reader(), Arc::clone(&to_read), commands.clone());
+            let reading = Arc::clone(&reading);
             let name = format!("weft-read-{n}");
-            thread::Builder::new().name(name).spawn(move || read_all(&reader, &reads, &notes))?;
+            thread::Builder::new()
+                .name(name)
+                .spawn(move || read_all(&reader, &reads, &reading, &notes))?;
         }
         let mut writer =
             Writer { store, seen: Arc::clone(&seen), ending: Arc::clone(&ending), files: vec![] };
@@ -139,6 +195,7 @@ impl Files {
         Ok(Self {
             commands,
             reads,
+            reading,
             seen,
             news,
             queued_bytes: 0,
@@ -181,10 +238,31 @@ impl Files {
         self.send(Command::Put(NewFile { key, header, rows, is_pinned, receipt }));
     }
 
-    /// Reads the file of a key.
-    pub(super) fn read(&self, (key, header): (KvKey, Header), awaited: Awaited) {
+    /// Reads the file of a key into memory that is taken from `memory`.
+    pub(super) fn read(
+        &self,
+        (key, header): (KvKey, Header),
+        memory: Arc<dyn RowMemory>,
+        awaited: Awaited,
+    ) {
+        self.ask(Read { key, header, memory, wanted: Wanted::Rows(awaited) });
+    }
+
+    /// Reads the file of a key, which has so many bytes of rows, to measure the disk.
+    pub(super) fn try_reading(
+        &self,
+        (key, header): (KvKey, Header),
+        memory: Arc<dyn RowMemory>,
+        bytes: u64,
+    ) {
+        let trial = Trial { bytes, time: None, to: self.news.clone() };
+        self.ask(Read { key, header, memory, wanted: Wanted::Time(trial) });
+    }
+
+    fn ask(&self, read: Read) {
+        self.reading.n_reads.fetch_add(1, Ordering::Relaxed);
         // If the threads are gone, dropping it reports that there are no rows.
-        let _ = self.reads.send(Read { key, header, awaited });
+        let _ = self.reads.send(read);
     }
 
     pub(super) fn remove(&self, key: KvKey) {
@@ -244,17 +322,29 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn read_all(reader: &Reader, reads: &Mutex<Receiver<Read>>, notes: &Sender<Command>) {
+fn read_all(
+    reader: &Reader,
+    reads: &Mutex<Receiver<Read>>,
+    reading: &Reading,
+    notes: &Sender<Command>,
+) {
+    let n_cores = thread::available_parallelism().map_or(1, usize::from);
     loop {
-        let Ok(Read { key, header, awaited }) = lock(reads).recv() else { return };
-        if !awaited.is_wanted() {
+        let Ok(Read { key, header, memory, wanted }) = lock(reads).recv() else { return };
+        let start = Instant::now();
+        if matches!(&wanted, Wanted::Rows(awaited) if !awaited.is_wanted()) {
+            reading.n_reads.fetch_sub(1, Ordering::Relaxed);
             continue;
         }
-        let start = Instant::now();
-        let (rows, was_read) = reader.read(&key, &header);
+        let n_threads = reading.n_threads(n_cores);
+        let (rows, was_read) = reader.read_to(&key, &header, &*memory, n_threads);
         // Sent first: a damaged file is gone before its rows are computed and filed again.
         let _ = notes.send(Command::Note(was_read));
-        awaited.deliver(rows, start.elapsed());
+        let time = reading.end(start, Instant::now());
+        match wanted {
+            Wanted::Rows(awaited) => awaited.deliver(rows, time),
+            Wanted::Time(mut trial) => trial.time = rows.map(|_| time),
+        }
     }
 }
 

@@ -13,6 +13,7 @@ use super::files::Files;
 use super::news::News;
 use super::node::{InRam, received};
 use super::{Cache, Node, NodeId};
+use crate::chunk::Tier;
 use crate::device::Device;
 use crate::store::{Header, KvKey, Rows};
 
@@ -122,6 +123,7 @@ impl Cache {
     fn hear_one(&mut self, news: News, device: &mut dyn Device) {
         match news {
             News::Filed { node, bytes, is_on_disk } => self.filed(node, bytes, is_on_disk),
+            News::Tried { read } => self.speeds.count_trial(Tier::Disk, read),
             News::Arrived(arrival) => self.arrived(arrival, device),
         }
     }

@@ -22,6 +22,8 @@ pub(super) enum News {
         /// Whether they are in a file now, safe from a crash.
         is_on_disk: bool,
     },
+    /// A file was read to measure the disk: its bytes and the time, if it could be read.
+    Tried { read: Option<(u64, Duration)> },
     /// Rows that a node awaited have come, or cannot come.
     Arrived(Arrival),
 }

@@ -12,6 +12,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::news::Fetching;
+use super::speeds::Way;
 use super::{Cache, NodeId};
 use crate::chunk::{Choice, ChunkId, Tier};
 use crate::store::{Header, KvKey, Rows};
@@ -172,7 +173,7 @@ impl Cache {
         let remote = Arc::clone(self.remote.as_ref()?);
         let (bytes, n_tokens) = (self.shape.stored_bytes(node), node.len());
         let choice = self.speeds.compare(Tier::Remote, bytes, n_tokens, Duration::ZERO);
-        if !self.speeds.fetches(Tier::Remote, choice) {
+        if self.speeds.choose(Tier::Remote, choice) != Way::Fetch {
             self.stats.not_asked += 1;
             return choice;
         }

@@ -1,9 +1,10 @@
 //! Which is faster: to fetch a node's rows from a file or the remote tier, or to compute them? All
 //! are measured.
 //!
-//! Rows have the same bits either way, so only time depends on the choice. Without measurements the
-//! rows are fetched. A tier that was found slower is tried again now and then: a disk may have been
-//! busy with something else.
+//! Rows have the same bits either way, so only time depends on the choice. Before a disk has been
+//! measured, it is taken for a slow one. A tier that was found slower is tried again now and then:
+//! a disk may have been busy with something else. Nobody waits for such a read of a file: the rows
+//! are computed meanwhile.
 
 use std::time::Duration;
 
@@ -12,8 +13,11 @@ use crate::chunk::{Choice, Tier};
 /// How much each sample counts after the next one.
 const FADE: f64 = 0.9;
 
-/// Reads that must be measured before one is left out.
+/// Reads that must be measured before they count.
 const FEWEST_READS: u32 = 4;
+
+/// What a disk gives until it has been measured: about as much as the slowest of today's.
+const UNKNOWN_DISK_BYTES_PER_S: f64 = 5e8;
 
 /// Tokens that must be computed before computing is chosen.
 const FEWEST_TOKENS: f64 = 64.0;
@@ -40,6 +44,19 @@ struct Source {
     n_reads: u32,
     /// Reads left out since the last one.
     n_left_out: u32,
+    /// Reads that were begun only to measure, and have not ended.
+    n_trials: u32,
+}
+
+/// Where rows come from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Way {
+    /// They are fetched.
+    Fetch,
+    /// They are computed.
+    Compute,
+    /// They are computed, and read by nobody who waits, to measure the tier.
+    ComputeAndTry,
 }
 
 impl Speeds {
@@ -76,25 +93,48 @@ impl Speeds {
         cost: Duration,
     ) -> Option<Choice> {
         let source = if tier == Tier::Remote { &self.remote } else { &self.disk };
-        if source.n_reads < FEWEST_READS || self.tokens < FEWEST_TOKENS {
-            return None;
-        }
-        let computed = tokens as f64 * self.seconds / self.tokens;
-        let compute = Duration::from_secs_f64(computed);
+        let fetch = match tier {
+            _ if source.n_reads >= FEWEST_READS => source.reads.at(bytes as f64),
+            Tier::Remote => return None,
+            _ => bytes as f64 / UNKNOWN_DISK_BYTES_PER_S,
+        };
+        let computed = (self.tokens >= FEWEST_TOKENS)
+            .then(|| Duration::from_secs_f64(tokens as f64 * self.seconds / self.tokens));
+        let once = Some(cost).filter(|cost| !cost.is_zero());
         // Rows that were computed alone, or beside others, may have taken longer than they need.
-        let compute = if cost.is_zero() { compute } else { compute.min(cost) };
-        let fetch = Duration::from_secs_f64(source.reads.at(bytes as f64));
-        Some(Choice { fetch, compute })
+        let compute = computed.into_iter().chain(once).min()?;
+        Some(Choice { fetch: Duration::from_secs_f64(fetch), compute })
     }
 
     /// Whether to fetch, after a comparison.
-    pub(super) fn fetches(&mut self, tier: Tier, choice: Option<Choice>) -> bool {
+    pub(super) fn choose(&mut self, tier: Tier, choice: Option<Choice>) -> Way {
         let is_slower = choice.is_some_and(|choice| choice.fetch > choice.compute);
         let may_leave_out = is_slower && !self.always_fetches;
         let source = self.source(tier);
-        let leaves_out = may_leave_out && source.n_left_out < TRY_AGAIN;
-        source.n_left_out = if leaves_out { source.n_left_out + 1 } else { 0 };
-        !leaves_out
+        if !may_leave_out {
+            source.n_left_out = 0;
+            return Way::Fetch;
+        }
+        let is_known = source.n_reads + source.n_trials >= FEWEST_READS;
+        if is_known && source.n_left_out < TRY_AGAIN {
+            source.n_left_out += 1;
+            return Way::Compute;
+        }
+        source.n_left_out = 0;
+        if tier == Tier::Remote {
+            return Way::Fetch;
+        }
+        source.n_trials += 1;
+        Way::ComputeAndTry
+    }
+
+    /// Counts a read that was made only to measure; none if it failed.
+    pub(super) fn count_trial(&mut self, tier: Tier, read: Option<(u64, Duration)>) {
+        let source = self.source(tier);
+        source.n_trials = source.n_trials.saturating_sub(1);
+        if let Some((bytes, time)) = read {
+            self.count_read(tier, bytes, time);
+        }
     }
 }
 
@@ -160,26 +200,77 @@ mod tests {
     fn rows_are_fetched_unless_computing_was_measured_to_be_faster() {
         let mut speeds = Speeds::default();
         let compare = |speeds: &Speeds| speeds.compare(Tier::Disk, 1000, 100, Duration::ZERO);
-        speeds.count_computed(100, 10 * MS);
-        (0..3).for_each(|_| speeds.count_read(Tier::Disk, 1000, 90 * MS));
         assert_eq!(compare(&speeds), None);
-        speeds.count_read(Tier::Disk, 1000, 90 * MS);
+        assert_eq!(speeds.choose(Tier::Disk, None), Way::Fetch);
+        speeds.count_computed(100, 10 * MS);
+        (0..4).for_each(|_| speeds.count_read(Tier::Disk, 1000, 90 * MS));
         let choice = compare(&speeds).unwrap();
         assert!(choice.fetch > choice.compute, "{choice:?}");
         assert!(choice.compute.abs_diff(10 * MS) < MS / 100, "{choice:?}");
-        let fetched = (0..34).filter(|_| speeds.fetches(Tier::Disk, Some(choice))).count();
-        assert_eq!(fetched, 2, "one of seventeen, to measure again");
+        let ways: Vec<Way> = (0..34).map(|_| speeds.choose(Tier::Disk, Some(choice))).collect();
+        let tried = ways.iter().filter(|way| **way == Way::ComputeAndTry).count();
+        assert_eq!(tried, 2, "one of seventeen, to measure again");
+        assert!(!ways.contains(&Way::Fetch), "nobody waits for those");
         speeds.always_fetch(true);
-        assert!((0..34).all(|_| speeds.fetches(Tier::Disk, Some(choice))));
+        assert!((0..34).all(|_| speeds.choose(Tier::Disk, Some(choice)) == Way::Fetch));
         speeds.always_fetch(false);
-        (0..80).for_each(|_| speeds.count_read(Tier::Disk, 1000, MS));
+        (0..80).for_each(|_| speeds.count_trial(Tier::Disk, Some((1000, MS))));
         let choice = compare(&speeds).unwrap();
-        assert!(
-            choice.fetch < choice.compute && speeds.fetches(Tier::Disk, Some(choice)),
-            "{choice:?}"
-        );
+        assert!(choice.fetch < choice.compute, "{choice:?}");
+        assert_eq!(speeds.choose(Tier::Disk, Some(choice)), Way::Fetch);
         // It once took less than a token takes on average.
         assert_eq!(speeds.compare(Tier::Disk, 1000, 100, MS / 2).unwrap().compute, MS / 2);
+    }
+
+    /// An H200 and 256 tokens of Qwen3-0.6B and 8B, by measured figures.
+    #[test]
+    fn a_fast_gpu_reads_what_it_does_not_compute_faster() {
+        let mb = |n: u64| n * 1_000_000;
+        let at = |bytes: u64, gb_per_s: f64| Duration::from_secs_f64(bytes as f64 / gb_per_s / 1e9);
+        // Bytes of 256 tokens, tokens a second, the disk in GB/s, and whether it is faster.
+        let cases = [
+            (mb(29), 150_000.0, 8.0, false),
+            (mb(29), 150_000.0, 22.0, true),
+            (mb(38), 26_000.0, 3.3, false),
+            (mb(38), 26_000.0, 8.0, true),
+        ];
+        for (bytes, tokens_per_s, disk, is_faster) in cases {
+            let cost = Duration::from_secs_f64(256.0 / tokens_per_s);
+            let mut speeds = Speeds::default();
+            // The first prompt of a process: nothing is measured but what the file says. Nobody
+            // waits for a disk that may be slow; four reads beside the prompt measure it.
+            let mut ways = Vec::new();
+            for _ in 0..64 {
+                let choice = speeds.compare(Tier::Disk, bytes, 256, cost);
+                ways.push(speeds.choose(Tier::Disk, choice));
+            }
+            assert!(!ways.contains(&Way::Fetch), "{bytes} bytes of an unknown disk");
+            let tried = ways.iter().filter(|way| **way == Way::ComputeAndTry).count();
+            assert!((4..=8).contains(&tried), "{tried} reads to measure");
+            speeds.count_computed(64 * 256, 64 * cost);
+            (0..tried).for_each(|_| {
+                speeds.count_trial(Tier::Disk, Some((bytes, at(bytes, disk))));
+            });
+            // The second.
+            let choice = speeds.compare(Tier::Disk, bytes, 256, cost).unwrap();
+            let expected = if is_faster { Way::Fetch } else { Way::Compute };
+            assert_eq!(speeds.choose(Tier::Disk, Some(choice)), expected, "{choice:?}");
+            assert!(choice.fetch.abs_diff(at(bytes, disk)) < MS / 100, "{choice:?}");
+        }
+    }
+
+    #[test]
+    fn a_slow_computer_reads_from_an_unknown_disk() {
+        let mut speeds = Speeds::default();
+        // 256 tokens of 0.6B on two cores.
+        let choice = speeds.compare(Tier::Disk, 29_000_000, 256, 500 * MS);
+        assert_eq!(speeds.choose(Tier::Disk, choice), Way::Fetch, "{choice:?}");
+        // Reads that fail measure nothing, and are not waited for to measure again.
+        let choice = speeds.compare(Tier::Disk, 29_000_000, 256, MS);
+        let ways: Vec<Way> = (0..5).map(|_| speeds.choose(Tier::Disk, choice)).collect();
+        assert_eq!(ways[3..], [Way::ComputeAndTry, Way::Compute]);
+        speeds.count_trial(Tier::Disk, None);
+        assert_eq!(speeds.choose(Tier::Disk, choice), Way::ComputeAndTry);
     }
 
     #[test]
@@ -191,9 +282,9 @@ mod tests {
         (0..9).for_each(|_| speeds.count_read(Tier::Remote, 0, 20 * MS));
         let choice = speeds.compare(Tier::Remote, 1000, 100, Duration::ZERO).unwrap();
         assert!(choice.fetch.abs_diff(20 * MS) < MS / 100, "{choice:?}");
-        assert!(!speeds.fetches(Tier::Remote, Some(choice)));
+        assert_eq!(speeds.choose(Tier::Remote, Some(choice)), Way::Compute);
         let choice = speeds.compare(Tier::Disk, 1000, 100, Duration::ZERO).unwrap();
-        assert!(speeds.fetches(Tier::Disk, Some(choice)), "{choice:?}");
+        assert_eq!(speeds.choose(Tier::Disk, Some(choice)), Way::Fetch, "{choice:?}");
         // 1,000 bytes take 1 ms more than none.
         (0..9).for_each(|_| speeds.count_read(Tier::Remote, 1000, 21 * MS));
         let choice = speeds.compare(Tier::Remote, 10_000, 100, Duration::ZERO).unwrap();

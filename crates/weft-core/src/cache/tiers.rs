@@ -161,9 +161,8 @@ impl Cache {
     /// Starts to copy a node's rows out of its pages.
     pub(super) fn send(&self, id: NodeId, device: &mut dyn Device) -> Receiver<Rows> {
         let node = self.node(id);
-        let room = || vec![0; self.shape.bytes(self.shape.layers, node.len())];
-        let layers = 0..self.shape.layers as u16;
-        device.send_kv(layers, &node.rows(), Rows { k: room(), v: room() })
+        let bytes = self.shape.bytes(self.shape.layers, node.len());
+        device.send_kv(0..self.shape.layers as u16, &node.rows(), bytes)
     }
 
     /// Evicts from main memory until there is room. Returns false if that is impossible.

@@ -20,7 +20,7 @@ use crate::dtype::Dtype;
 use crate::kv::PageId;
 use crate::plan::Op;
 use crate::sampling::{Logprobs, Sampler};
-use crate::store::Rows as HostRows;
+use crate::store::{PlainMemory, RowMemory, Rows as HostRows};
 
 pub use self::host_experts::HostExperts;
 pub use self::inspect::{Buffer, Inspect, OneToken};
@@ -156,19 +156,22 @@ pub trait Device: Send {
     fn write_kv(&mut self, rows: &Rows<'_>, k: &[u8], v: &[u8]);
 
     /// Starts to copy rows out of pages like [`Device::read_kv`], and hands them over when the copy
-    /// is complete. The pages may be reused at once: writes to them wait for the copy.
+    /// is complete. `bytes` are those of the keys, and of the values. The pages may be reused at
+    /// once: writes to them wait for the copy.
     ///
     /// The default has finished when it returns.
-    fn send_kv(
-        &mut self,
-        layers: Range<u16>,
-        rows: &Rows<'_>,
-        mut to: HostRows,
-    ) -> Receiver<HostRows> {
+    fn send_kv(&mut self, layers: Range<u16>, rows: &Rows<'_>, bytes: usize) -> Receiver<HostRows> {
+        let room = || vec![0; bytes].into();
+        let mut to = HostRows { k: room(), v: room() };
         self.read_kv(layers, rows, &mut to.k, &mut to.v);
         let (sender, receiver) = channel();
         sender.send(to).expect("the receiver is here");
         receiver
+    }
+
+    /// Memory for rows that [`Device::bring_kv`] will get: the device copies from it fastest.
+    fn row_memory(&self) -> Arc<dyn RowMemory> {
+        Arc::new(PlainMemory)
     }
 
     /// Starts to copy rows into pages like [`Device::write_kv`]. Reads of the pages wait for the
@@ -184,6 +187,12 @@ pub trait Device: Send {
     fn is_settled(&self, pages: &[PageId]) -> bool {
         let _ = pages;
         true
+    }
+
+    /// Whether a step runs its first layers while rows of later ones are still being copied. Then
+    /// it need not wait for all of them.
+    fn starts_early(&self) -> bool {
+        false
     }
 
     /// Waits until [`Device::is_settled`] holds.

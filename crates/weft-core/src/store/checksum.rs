@@ -20,10 +20,11 @@ const PIECE_BYTES: usize = 1 << 18;
 /// A slice of `k`, then one of `v`. Only the piece at the border between them has both.
 type Piece<'a> = (&'a mut [u8], &'a mut [u8]);
 
-/// Fills rows by `read`, which gets offsets in `k` followed by `v`, and returns the checksum of
-/// both.
+/// Fills rows by `read`, which gets offsets in `k` followed by `v`, on at most `most_threads`
+/// threads, and returns the checksum of both.
 pub(super) fn fill<E: Send>(
     rows: &mut Rows,
+    most_threads: usize,
     read: impl Fn(usize, &mut [u8]) -> Result<(), E> + Sync,
 ) -> Result<blake3::Hash, E> {
     let pieces = pieces(rows);
@@ -37,6 +38,7 @@ pub(super) fn fill<E: Send>(
         Ok(hasher)
     };
     let n_threads = thread::available_parallelism().map_or(1, usize::from).min(MOST_READERS);
+    let n_threads = n_threads.min(most_threads);
     let queue = Mutex::new(pieces.into_iter().enumerate());
     let next = || queue.lock().unwrap_or_else(PoisonError::into_inner).next();
     let work = || -> Result<Vec<(usize, blake3::Hasher)>, E> {
@@ -105,8 +107,9 @@ mod tests {
 
     fn filled(tensor_bytes: usize) -> (Rows, blake3::Hash) {
         let byte = |offset: usize| (offset * 31 + offset / 257) as u8;
-        let mut rows = Rows { k: vec![0; tensor_bytes], v: vec![0; tensor_bytes] };
-        let hash = fill(&mut rows, |offset, to: &mut [u8]| {
+        let room = |bytes| vec![0; bytes].into();
+        let mut rows = Rows { k: room(tensor_bytes), v: room(tensor_bytes) };
+        let hash = fill(&mut rows, 3, |offset, to: &mut [u8]| {
             to.iter_mut().enumerate().for_each(|(i, to)| *to = byte(offset + i));
             Ok::<(), ()>(())
         });
@@ -130,12 +133,13 @@ mod tests {
 
     #[test]
     fn one_piece_that_cannot_be_read_is_an_error() {
-        let mut rows = Rows { k: vec![0; 5 * PIECE_BYTES], v: vec![0; 5 * PIECE_BYTES] };
+        let room = || vec![0; 5 * PIECE_BYTES].into();
+        let mut rows = Rows { k: room(), v: room() };
         let fails_at =
             |offset| move |at: usize, _: &mut [u8]| if at == offset { Err(at) } else { Ok(()) };
         for piece in [0, 4, 9] {
             let offset = piece * PIECE_BYTES;
-            assert_eq!(fill(&mut rows, fails_at(offset)), Err(offset));
+            assert_eq!(fill(&mut rows, 3, fails_at(offset)), Err(offset));
         }
     }
 }

@@ -12,7 +12,7 @@ use half::bf16;
 use serde::{Deserialize, Serialize};
 
 use super::reason::Reason;
-use super::{Header, KvKey, Rows};
+use super::{Header, KvKey, PlainMemory, RowBytes, RowMemory, Rows};
 use crate::dtype::Dtype;
 
 /// The largest integer.
@@ -130,9 +130,10 @@ impl Header {
     /// If the rows do not have the header's size.
     pub fn stored(&self, rows: &Rows) -> Result<Option<Rows>, NotFinite> {
         let RowForm::Int8 { group } = self.form else { return Ok(None) };
+        let to = &PlainMemory;
         let encode = |tensor: &[u8]| match self.dtype {
-            Dtype::Bf16 => self.convert(tensor, true, |from, to| encode::<bf16>(from, to, group)),
-            Dtype::F32 => self.convert(tensor, true, |from, to| encode::<f32>(from, to, group)),
+            Dtype::Bf16 => self.convert(tensor, to, true, |a, b| encode::<bf16>(a, b, group)),
+            Dtype::F32 => self.convert(tensor, to, true, |a, b| encode::<f32>(a, b, group)),
         };
         Ok(Some(Rows { k: encode(&rows.k)?, v: encode(&rows.v)? }))
     }
@@ -145,10 +146,15 @@ impl Header {
     /// # Panics
     /// If the rows do not have the stored size.
     pub fn read_stored(&self, rows: Rows) -> Result<Rows, Reason> {
+        self.read_stored_to(rows, &PlainMemory)
+    }
+
+    /// The same; memory for coarse rows that are decoded is taken from `to`.
+    pub(super) fn read_stored_to(&self, rows: Rows, to: &dyn RowMemory) -> Result<Rows, Reason> {
         let RowForm::Int8 { group } = self.form else { return Ok(rows) };
         let decode = |tensor: &[u8]| match self.dtype {
-            Dtype::Bf16 => self.convert(tensor, false, |from, to| decode::<bf16>(from, to, group)),
-            Dtype::F32 => self.convert(tensor, false, |from, to| decode::<f32>(from, to, group)),
+            Dtype::Bf16 => self.convert(tensor, to, false, |a, b| decode::<bf16>(a, b, group)),
+            Dtype::F32 => self.convert(tensor, to, false, |a, b| decode::<f32>(a, b, group)),
         };
         Ok(Rows { k: decode(&rows.k)?, v: decode(&rows.v)? })
     }
@@ -158,15 +164,16 @@ impl Header {
     fn convert<E: Send>(
         &self,
         tensor: &[u8],
+        memory: &dyn RowMemory,
         to_coarse: bool,
         row: impl Fn(&[u8], &mut [u8]) -> Result<(), E> + Sync,
-    ) -> Result<Vec<u8>, E> {
+    ) -> Result<RowBytes, E> {
         let bytes = |form: RowForm| form.row_bytes(self.kv_width, self.dtype).unwrap_or_default();
         let (full, coarse) = (bytes(RowForm::Full), bytes(self.form));
         let (from, to) = if to_coarse { (full, coarse) } else { (coarse, full) };
         let n_rows = self.layers * self.tokens.len();
         assert_eq!(tensor.len(), n_rows * from, "bytes of a tensor");
-        let mut converted = vec![0; n_rows * to];
+        let mut converted = memory.take(n_rows * to);
         if converted.is_empty() {
             return Ok(converted);
         }
@@ -303,7 +310,7 @@ mod tests {
     fn sample(header: &Header) -> Rows {
         let n = header.layers * header.tokens.len() * header.kv_width;
         let tensor = |seed| bytes(header.dtype, &numbers(n, seed));
-        Rows { k: tensor(7), v: tensor(8) }
+        Rows { k: tensor(7).into(), v: tensor(8).into() }
     }
 
     #[test]
@@ -333,7 +340,7 @@ mod tests {
         for dtype in [Dtype::Bf16, Dtype::F32] {
             let header = header(dtype, 4, 4, 1);
             let numbers = [0.0, -3.375, 1e-38, 0.0, 1e-33, 0.0, 0.0, -1e-33];
-            let rows = Rows { k: bytes(dtype, &numbers), v: bytes(dtype, &[0.0; 8]) };
+            let rows = Rows { k: bytes(dtype, &numbers).into(), v: bytes(dtype, &[0.0; 8]).into() };
             let stored = header.stored(&rows).unwrap().unwrap();
             let back = header.read_stored(stored).unwrap();
             let expected = [0.0, -3.375, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0];
@@ -350,7 +357,7 @@ mod tests {
                 let mut numbers = numbers(8, 3);
                 numbers[5] = wrong;
                 let fine = sample(&header);
-                let rows = Rows { k: fine.k.clone(), v: bytes(dtype, &numbers) };
+                let rows = Rows { k: fine.k.clone(), v: bytes(dtype, &numbers).into() };
                 assert_eq!(header.stored(&rows), Err(NotFinite));
                 let mut stored = header.stored(&fine).unwrap().unwrap();
                 let at = stored.v.len() - dtype.bytes();
@@ -369,7 +376,7 @@ mod tests {
             let header = header(dtype, 4, 4, 1);
             let most = dtype.numbers(&bytes(dtype, &[3.38e38]))[0];
             let row = [vec![0x80, 0x81, 0x7f, 0xff], bytes(dtype, &[most])].concat();
-            let stored = Rows { k: row.repeat(2), v: row.repeat(2) };
+            let stored = Rows { k: row.repeat(2).into(), v: row.repeat(2).into() };
             let numbers = dtype.numbers(&header.read_stored(stored).unwrap().k);
             assert!(numbers.iter().all(|number| number.abs() <= most), "{numbers:?}");
         }

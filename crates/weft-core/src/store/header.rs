@@ -3,7 +3,7 @@
 //! `format.rs` defines the encoding of a header in a file.
 
 use super::reason::Reason;
-use super::{KvKey, RowForm};
+use super::{KvKey, RowBytes, RowForm};
 use crate::dtype::Dtype;
 
 /// The description of a file's rows. Everything except `prefill_us` must equal the reader's
@@ -37,9 +37,9 @@ pub struct Header {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rows {
     /// The keys, rotated for their home positions.
-    pub k: Vec<u8>,
+    pub k: RowBytes,
     /// The values.
-    pub v: Vec<u8>,
+    pub v: RowBytes,
 }
 
 impl Header {

@@ -22,6 +22,7 @@ mod quarantine;
 mod read;
 mod reader;
 mod reason;
+mod row_bytes;
 mod signing;
 mod stats;
 pub(crate) mod temp;
@@ -46,6 +47,7 @@ pub(crate) use prefix::Prefix;
 pub use put::{NewEntry, Put};
 pub use reader::{Io, Reader, WasRead};
 pub use reason::Reason;
+pub use row_bytes::{LentMemory, PlainMemory, RowBytes, RowMemory};
 pub use signing::{Signature, SigningKey};
 pub use stats::StoreStats;
 

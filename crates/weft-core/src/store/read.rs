@@ -10,11 +10,11 @@ use std::io;
 use std::path::Path;
 use std::time::SystemTime;
 
-use super::Rows;
 use super::checksum;
 use super::format::{self, Decoded, HEADER_LIMIT, LENGTH_BYTES};
 use super::platform::{open_regular, read_exact_at};
 use super::reason::Reason;
+use super::{RowMemory, Rows};
 
 /// A file with a valid header and the right length.
 pub(super) struct Opened {
@@ -69,14 +69,19 @@ fn header_text(file: &File, bytes: u64) -> Result<Vec<u8>, Reason> {
     Ok(text)
 }
 
-/// Reads the rows and compares them with their stored checksum. Coarse ones are decoded.
-pub(super) fn rows(opened: &Opened) -> Result<Rows, Reason> {
-    let room = || vec![0; opened.decoded.tensor_bytes];
+/// Reads the rows into memory that is taken from `memory`, and compares them with their stored
+/// checksum. Coarse ones are decoded. At most `n_threads` read and hash.
+pub(super) fn rows(
+    opened: &Opened,
+    memory: &dyn RowMemory,
+    n_threads: usize,
+) -> Result<Rows, Reason> {
+    let room = || memory.take(opened.decoded.tensor_bytes);
     let mut rows = Rows { k: room(), v: room() };
     let read = |offset: usize, to: &mut [u8]| opened.read_at(opened.data_start + offset as u64, to);
-    let checksum = checksum::fill(&mut rows, read)?;
+    let checksum = checksum::fill(&mut rows, n_threads, read)?;
     opened.decoded.check_payload(checksum)?;
-    opened.decoded.header.read_stored(rows)
+    opened.decoded.header.read_stored_to(rows, memory)
 }
 
 /// A file that ends early was truncated while it was open.

@@ -6,9 +6,10 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use super::platform::MOST_READERS;
 use super::read::{self, Opened};
 use super::reason::Reason;
-use super::{Header, KvKey, Rows, index};
+use super::{Header, KvKey, PlainMemory, RowMemory, Rows, index};
 
 /// What is about to be done to a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,9 +44,20 @@ impl Reader {
     /// Reads the rows of a key, if they match `expected` and every byte is as it was written. Opens
     /// the file even if no index has it: another process may have written it.
     pub fn read(&self, key: &KvKey, expected: &Header) -> (Option<Rows>, WasRead) {
+        self.read_to(key, expected, &PlainMemory, MOST_READERS)
+    }
+
+    /// The same, into memory that is taken from `memory`, by at most `n_threads` threads.
+    pub(crate) fn read_to(
+        &self,
+        key: &KvKey,
+        expected: &Header,
+        memory: &dyn RowMemory,
+        n_threads: usize,
+    ) -> (Option<Rows>, WasRead) {
         (self.before)(Io::Read);
         let found = index::open_expected(&self.folder, key, expected);
-        let found = found.and_then(|opened| Ok((read::rows(&opened)?, opened)));
+        let found = found.and_then(|opened| Ok((read::rows(&opened, memory, n_threads)?, opened)));
         let (rows, result) = match found {
             Ok((rows, opened)) => (Some(rows), Ok(opened)),
             Err(reason) => (None, Err(reason)),

@@ -7,9 +7,10 @@ use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::Path;
 
+use super::platform::MOST_READERS;
 use super::read::Opened;
 use super::reason::Reason;
-use super::{Header, KvKey, Put, Store, StoreError, format, index, platform, read};
+use super::{Header, KvKey, PlainMemory, Put, Store, StoreError, format, index, platform, read};
 
 /// Bytes copied at a time.
 const BLOCK_BYTES: usize = 1 << 20;
@@ -66,7 +67,7 @@ impl Store {
             let (bytes, budget_bytes) = (opened.bytes, self.budget_bytes);
             return Err(not_stored(Put::TooLarge { bytes, budget_bytes }));
         }
-        let rows = read::rows(&opened).map_err(refused)?;
+        let rows = read::rows(&opened, &PlainMemory, MOST_READERS).map_err(refused)?;
         match self.put(&key, &header, &rows) {
             Put::Stored | Put::Present => Ok((key, header)),
             outcome => Err(not_stored(outcome)),

@@ -8,7 +8,7 @@ use std::process::Command;
 
 use tempfile::TempDir;
 use weft_core::dtype::Dtype;
-use weft_core::store::{Header, KvKey, Put, RowForm, Rows, Store};
+use weft_core::store::{Header, KvKey, Put, RowBytes, RowForm, Rows, Store};
 
 /// Enough for every test that is not about budgets.
 pub const AMPLE: u64 = 1 << 30;
@@ -58,7 +58,7 @@ pub fn sample(n: u64, n_tokens: usize) -> Sample {
         prefill_us: 50_000,
     };
     let bytes = header.tensor_bytes().unwrap();
-    let rows = Rows { k: random.bytes(bytes), v: random.bytes(bytes) };
+    let rows = Rows { k: random.bytes(bytes).into(), v: random.bytes(bytes).into() };
     Sample { key: key(n), header, rows }
 }
 
@@ -70,7 +70,7 @@ pub fn coarse_sample(n: u64, n_tokens: usize) -> Sample {
     let mut random = Random(n);
     // From a half to two, either sign.
     let mut number = || [random.next() as u8, 0x3f | (random.next() as u8 & 0x80)];
-    let mut numbers = || (0..n_numbers).flat_map(|_| number()).collect::<Vec<u8>>();
+    let mut numbers = || (0..n_numbers).flat_map(|_| number()).collect::<RowBytes>();
     let rows = Rows { k: numbers(), v: numbers() };
     let stored = header.stored(&rows).unwrap().unwrap();
     Sample { key, rows: header.read_stored(stored).unwrap(), header }

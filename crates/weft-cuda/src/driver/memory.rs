@@ -38,32 +38,39 @@ impl Gpu {
         from: &Pinned,
         bytes: usize,
     ) -> Result<(), CudaError> {
-        assert!(bytes <= from.bytes, "a copy beyond its source");
-        let to = to.place(0, bytes);
+        self.upload_part(stream, (to, 0), (from, 0), bytes)
+    }
+
+    /// Copies bytes of pinned memory to the GPU's, each from an offset on, in a stream.
+    pub(crate) fn upload_part(
+        &self,
+        stream: Stream,
+        (to, at): (&Memory, usize),
+        (from, start): (&Pinned, usize),
+        bytes: usize,
+    ) -> Result<(), CudaError> {
+        let (to, from) = (to.place(at, bytes), from.part(start, bytes));
         // SAFETY: both ranges were checked; the source outlives the stream's work, because runs end
         // with `synchronize` and copies are waited for.
         unsafe {
-            sys::cuMemcpyHtoDAsync_v2(to, from.at.cast(), bytes, self.handle(stream))
+            sys::cuMemcpyHtoDAsync_v2(to, from.cast(), bytes, self.handle(stream))
                 .result()
                 .map_err(failed("copying to the GPU"))
         }
     }
 
-    /// Copies the same range of memory back to pinned memory, in a stream.
+    /// Copies bytes of the GPU's memory to pinned memory, each from an offset on, in a stream.
     pub(crate) fn download(
         &self,
         stream: Stream,
-        to: &Pinned,
-        offset: usize,
-        from: &Memory,
+        (to, at): (&Pinned, usize),
+        (from, start): (&Memory, usize),
         bytes: usize,
     ) -> Result<(), CudaError> {
-        assert!(offset + bytes <= to.bytes, "a copy beyond its target");
-        let from = from.place(offset, bytes);
+        let (to, from) = (to.part(at, bytes), from.place(start, bytes));
         // SAFETY: both ranges were checked; callers read the target only after they have waited.
         unsafe {
-            let to = to.at.cast::<u8>().add(offset).cast();
-            sys::cuMemcpyDtoHAsync_v2(to, from, bytes, self.handle(stream))
+            sys::cuMemcpyDtoHAsync_v2(to.cast(), from, bytes, self.handle(stream))
                 .result()
                 .map_err(failed("copying from the GPU"))
         }
@@ -182,6 +189,8 @@ pub(crate) struct Pinned {
 
 // SAFETY: plain memory that only its owner reaches.
 unsafe impl Send for Pinned {}
+// SAFETY: who shares it reads, or writes whole words at once, or owns a part by agreement.
+unsafe impl Sync for Pinned {}
 
 impl Pinned {
     pub(crate) fn new(gpu: &Arc<Gpu>, bytes: usize) -> Result<Self, CudaError> {
@@ -193,6 +202,14 @@ impl Pinned {
         // SAFETY: the memory was just taken and is that long.
         unsafe { at.cast::<u8>().write_bytes(0, bytes) };
         Ok(Self { gpu: gpu.clone(), at, bytes })
+    }
+
+    /// The address of `bytes` bytes from `start` on.
+    pub(crate) fn part(&self, start: usize, bytes: usize) -> *mut u8 {
+        let end = start.checked_add(bytes);
+        assert!(end.is_some_and(|end| end <= self.bytes), "beyond pinned memory");
+        // SAFETY: inside the memory, as was just checked.
+        unsafe { self.at.cast::<u8>().add(start) }
     }
 
     /// The address of `len` floats from `first` on.
@@ -248,6 +265,12 @@ impl Pinned {
     pub(crate) fn bytes(&self) -> &[u8] {
         // SAFETY: as many bytes as it has, set when made. Callers wait for copies into it.
         unsafe { std::slice::from_raw_parts(self.at.cast(), self.bytes) }
+    }
+
+    /// The memory as bytes, to be written.
+    pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as above; callers wait for copies from it too.
+        unsafe { std::slice::from_raw_parts_mut(self.at.cast(), self.bytes) }
     }
 
     /// The memory as halves of words.

@@ -50,6 +50,7 @@ constexpr float SCALE_LOG2 = 0x8293eep-26f;
 constexpr int WARPS = 8;
 constexpr int UNIT_BYTES = 512;
 constexpr int READ_PIECE = 16384;
+constexpr int PIECE_PAGES = 64;
 constexpr int BLOCK_TOKENS = 128;
 constexpr int BLOCK_ROWS = 128;
 constexpr int BLOCK_STAGE = 32768;

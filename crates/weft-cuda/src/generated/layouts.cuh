@@ -130,10 +130,11 @@ static_assert(OFFSET_OF(QkvStore, k) == 16 && sizeof(QkvStore::k) == 8, "QkvStor
 static_assert(OFFSET_OF(QkvStore, v) == 24 && sizeof(QkvStore::v) == 8, "QkvStore::v");
 
 // The host's `RowsPlace`.
-static_assert(sizeof(RowsPlace) == 16, "RowsPlace");
-static_assert(OFFSET_OF(RowsPlace, pages) == 0 && sizeof(RowsPlace::pages) == 8, "RowsPlace::pages");
-static_assert(OFFSET_OF(RowsPlace, n_rows) == 8 && sizeof(RowsPlace::n_rows) == 4, "RowsPlace::n_rows");
-static_assert(OFFSET_OF(RowsPlace, first_row) == 12 && sizeof(RowsPlace::first_row) == 4, "RowsPlace::first_row");
+static_assert(sizeof(RowsPlace) == 272, "RowsPlace");
+static_assert(OFFSET_OF(RowsPlace, pages) == 0 && sizeof(RowsPlace::pages) == 256, "RowsPlace::pages");
+static_assert(OFFSET_OF(RowsPlace, n_rows) == 256 && sizeof(RowsPlace::n_rows) == 4, "RowsPlace::n_rows");
+static_assert(OFFSET_OF(RowsPlace, first_row) == 260 && sizeof(RowsPlace::first_row) == 4, "RowsPlace::first_row");
+static_assert(OFFSET_OF(RowsPlace, layer_bytes) == 264 && sizeof(RowsPlace::layer_bytes) == 8, "RowsPlace::layer_bytes");
 
 // The host's `StoredRoute`.
 static_assert(sizeof(Route) == 8, "Route");

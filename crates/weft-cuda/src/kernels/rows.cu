@@ -2,23 +2,24 @@
 #include "kernels/softmax.cuh"
 #include "kernels/rows.cuh"
 
-template <class Move> __device__ __forceinline__ void each_element(RowsPlace rows, u16 *kv, Move move) {
+template <class Move> __device__ __forceinline__ void each_element(const RowsPlace &rows, u16 *kv, Move move) {
     const u64 i = (u64)blockIdx.x * 256 + threadIdx.x;
     const u32 row = i / KV_WIDTH, element = i % KV_WIDTH;
     if (row >= rows.n_rows) return;
     const u32 at = rows.first_row + row;
+    kv += blockIdx.y * (rows.layer_bytes / 2);
     u16 *page = kv + page_start(rows.pages[at / PAGE_ROWS], element / HEAD_DIM);
     const int r = at % PAGE_ROWS, d = element % HEAD_DIM;
-    move(i, page[key_offset(r, d)], page[PAGE_SIDE + value_offset(r, d)]);
+    move(blockIdx.y * (u64)rows.n_rows * KV_WIDTH + i, page[key_offset(r, d)], page[PAGE_SIDE + value_offset(r, d)]);
 }
 
 // Computes   pages = the list.
-// Layout     as above; kv: pages of one layer (attention_head.cuh).
+// Layout     as above; kv: pages of the first layer (attention_head.cuh).
 // Work split a thread owns an element of a row.
 // Rounding   none.
 // Moves      the list once in, and into pages: bound by scattered writes of values.
 extern "C" __global__ void __launch_bounds__(256)
-put_rows(RowsPlace rows, const u16 *k, const u16 *v, u16 *kv) {
+put_rows(const __grid_constant__ RowsPlace rows, const u16 *k, const u16 *v, u16 *kv) {
     each_element(rows, kv, [&](u64 i, u16 &key, u16 &value) { key = k[i], value = v[i]; });
 }
 
@@ -28,7 +29,7 @@ put_rows(RowsPlace rows, const u16 *k, const u16 *v, u16 *kv) {
 // Rounding   none.
 // Moves      pages once, and the list out: bound by scattered reads of values.
 extern "C" __global__ void __launch_bounds__(256)
-get_rows(RowsPlace rows, u16 *k, u16 *v, u16 *kv) {
+get_rows(const __grid_constant__ RowsPlace rows, u16 *k, u16 *v, u16 *kv) {
     each_element(rows, kv, [&](u64 i, u16 &key, u16 &value) { k[i] = key, v[i] = value; });
 }
 

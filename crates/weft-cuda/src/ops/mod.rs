@@ -14,13 +14,17 @@ mod norm_route;
 pub(crate) mod proj_add;
 pub(crate) mod rope_store;
 
+use std::cell::Cell;
+use std::sync::Arc;
+
 use weft_core::plan::Op;
 
 use crate::CudaDevice;
 use crate::buffers::Activations;
-use crate::driver::{Address, Argument, Kernel, Launch};
+use crate::driver::{Address, Argument, Gpu, Kernel, Launch};
 use crate::error::CudaError;
 use crate::kernels::{BlockProduct, Product};
+use crate::rows::LayerEnds;
 use crate::sampling::Chosen;
 use crate::shape::{BLOCK_ROWS, BLOCK_TOKENS, Cut, SQUARE, TILED_THREADS, WARPS};
 use crate::tables::{Counts, FEW, Family, SEVERAL, SIXTEEN, StepAddresses};
@@ -47,6 +51,34 @@ pub(crate) struct Pass<'a> {
     pub(crate) joined: bool,
     /// How tokens are chosen after the head.
     pub(crate) chosen: Chosen,
+    /// Rows that are still being copied into the step's pages.
+    pub(crate) coming: Option<ComingRows>,
+}
+
+/// Rows that are being copied while a step runs: a layer waits for its own.
+pub(crate) struct ComingRows {
+    ends: Arc<LayerEnds>,
+    /// Points that launched kernels wait for.
+    n_ordered: Cell<usize>,
+    /// Whether the next kernel follows a wait, and not another kernel.
+    has_waited: Cell<bool>,
+}
+
+impl ComingRows {
+    pub(crate) fn new(ends: Arc<LayerEnds>) -> Self {
+        Self { ends, n_ordered: Cell::new(0), has_waited: Cell::new(false) }
+    }
+
+    /// Makes later kernels wait for the rows of a layer, and of those before.
+    fn wait_for(&self, gpu: &Gpu, layer: u16) -> Result<(), CudaError> {
+        let Some(last) = self.ends.of(layer) else { return Ok(()) };
+        for point in self.n_ordered.get()..=last {
+            self.ends.order(gpu, point)?;
+            self.n_ordered.set(point + 1);
+            self.has_waited.set(true);
+        }
+        Ok(())
+    }
 }
 
 /// Tokens of a step that matrices are streamed past together.
@@ -125,6 +157,11 @@ impl Pass<'_> {
     pub(crate) fn run(&self, ops: &[Op]) -> Result<(), (Op, CudaError)> {
         for (i, op) in ops.iter().enumerate() {
             let next = ops.get(i + 1);
+            if let (Some(coming), Op::RopeStore { layer } | Op::Attend { layer }) =
+                (&self.coming, *op)
+            {
+                coming.wait_for(&self.device.gpu, layer).map_err(|error| (*op, error))?;
+            }
             let on_host = self.device.on_host.as_ref().filter(|_| op.is_of_experts());
             let launched = match *op {
                 _ if on_host.is_some() => on_host.map_or(Ok(()), |own| own.run(self, ops, i)),
@@ -177,7 +214,9 @@ impl Pass<'_> {
         arguments: &[&dyn Argument],
     ) -> Result<(), CudaError> {
         let may = self.family == Family::Few || self.device.shape.is_tiled();
-        let early = self.joined && may;
+        let has_waited =
+            self.coming.as_ref().is_some_and(|coming| coming.has_waited.replace(false));
+        let early = self.joined && may && !has_waited;
         let launch = Launch { grid, threads, early, cooperative: false };
         kernel.launch(&self.device.gpu, launch, arguments)
     }

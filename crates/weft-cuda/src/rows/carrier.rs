@@ -1,19 +1,21 @@
-//! Copies rows between KV pages and lists on the host, one piece of a layer at a time, through
-//! pinned memory.
+//! Copies rows between KV pages and lists on the host, a piece at a time.
 //!
-//! Kernels reorder elements, the GPU copies, and host threads move bytes between lists and pinned
-//! memory: while one piece is copied, another is moved, and a third is reordered in another stream.
+//! The GPU copies between lists in pinned memory and its own stages, and kernels reorder elements
+//! between stages and pages; while one piece is reordered, others are copied in other streams. If a
+//! list is in plain memory, host threads move its bytes through pinned memory.
 
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::mpsc::{Receiver, Sender};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
+use std::time::Duration;
 
 use weft_core::config::Config;
-use weft_core::kv::{PAGE_ROWS, PageId};
-use weft_core::store::Rows as HostRows;
+use weft_core::store::{RowBytes, Rows as HostRows};
 
-use super::{Copy, Job, Way};
+use super::pieces::{PIECE_PAGES, Piece, group_layers, half_bytes, pieces};
+use super::pool::{PinnedRows, RowPool};
+use super::{Copy, Job, LayerEnds, Way};
 use crate::driver::{
     Address, Argument, COPY_STREAMS, Done, Gpu, Kernel, Launch, Memory, Pinned, Stream,
 };
@@ -22,25 +24,23 @@ use crate::kernels::Kernels;
 use crate::kv::Kv;
 use crate::layouts::{Layout, layout};
 
-/// Threads that move bytes, each with its own pieces: one core does not keep the bus busy.
+/// Threads that move bytes of plain lists: one core does not keep the bus busy.
 const MOVERS: usize = 8;
-/// Pieces that are worth a thread. Fewer are moved by the thread that has the job.
+/// Bytes that are worth a thread.
 const THREAD_BYTES: usize = 1 << 20;
-/// Pieces that a thread has in flight.
-const IN_FLIGHT: usize = 2;
-/// The most rows of a piece.
-const PIECE_ROWS: usize = 512;
-const PAGES_BYTES: usize = PIECE_ROWS / PAGE_ROWS * 4;
 const THREADS: usize = 256;
 /// The most jobs in a batch.
-const BATCH: usize = 8;
+const BATCH: usize = 64;
+/// How often to look whether lists can be let go.
+const LOOK: Duration = Duration::from_micros(200);
 
 /// Kernels call it `RowsPlace`.
 #[repr(C)]
 struct RowsPlace {
-    pages: Address,
+    pages: [u32; PIECE_PAGES],
     n_rows: u32,
     first_row: u32,
+    layer_bytes: u64,
 }
 
 // SAFETY: `repr(C)`, with the fields of the kernels' `RowsPlace`.
@@ -48,7 +48,7 @@ unsafe impl Argument for RowsPlace {}
 
 /// Structs that kernels must lay out as here.
 pub(crate) fn layout() -> Layout {
-    layout!(RowsPlace as "RowsPlace" { pages, n_rows, first_row })
+    layout!(RowsPlace as "RowsPlace" { pages, n_rows, first_row, layer_bytes })
 }
 
 /// A job that writes rows into pages.
@@ -59,21 +59,11 @@ struct Coming {
     copy: Arc<Copy>,
 }
 
-/// Some rows of one layer.
-struct Piece<'a> {
-    layer: u16,
-    pages: &'a [PageId],
-    /// Their first row in the first page.
-    first_row: usize,
-    n_rows: usize,
-    /// Their byte range in the caller's lists.
-    bytes: Range<usize>,
-}
-
-/// Memory for a piece on the host and on the GPU: its pages, keys, then values.
+/// Memory for a piece on the GPU: keys, then values.
 struct Stage {
-    pinned: Pinned,
     memory: Memory,
+    /// The same on the host, for plain lists, once there was one.
+    pinned: Option<Pinned>,
     /// Where it is copied and reordered.
     stream: Stream,
     /// When the GPU is done with it.
@@ -85,22 +75,24 @@ pub(super) struct Carrier {
     gpu: Arc<Gpu>,
     put_rows: Kernel,
     get_rows: Kernel,
-    /// The pages of each layer.
+    /// The pages of each layer, and the bytes from one layer to the next.
     layers: Vec<Address>,
-    stages: Vec<Mutex<[Stage; IN_FLIGHT]>>,
+    layer_bytes: u64,
+    /// One for each stream.
+    stages: Vec<Stage>,
     /// A point in each stream for copies.
     points: [Done; COPY_STREAMS],
-    /// Bytes of a row's key.
+    /// Lists that the GPU may still copy from.
+    held: Vec<(Arc<Copy>, Arc<HostRows>)>,
+    pool: Arc<RowPool>,
+    /// Bytes of a row's key, and of the keys of the largest piece.
     row_bytes: usize,
+    half_bytes: usize,
 }
 
 /// Bytes that stages take on the GPU.
 pub(crate) fn bytes(config: &Config) -> usize {
-    MOVERS * IN_FLIGHT * stage_bytes(config)
-}
-
-fn stage_bytes(config: &Config) -> usize {
-    PAGES_BYTES + 2 * PIECE_ROWS * config.kv_width() * 2
+    COPY_STREAMS * 2 * half_bytes(config)
 }
 
 impl Carrier {
@@ -110,95 +102,129 @@ impl Carrier {
         config: &Config,
         kernels: &Kernels,
         kv: &Kv,
+        pool: &Arc<RowPool>,
     ) -> Result<Self, CudaError> {
-        let bytes = stage_bytes(config);
-        let stage = |mover: usize| -> Result<Stage, CudaError> {
+        let half_bytes = half_bytes(config);
+        let stage = |n: usize| -> Result<Stage, CudaError> {
             Ok(Stage {
-                pinned: Pinned::new(gpu, bytes)?,
-                memory: Memory::new(gpu, "rows on their way", bytes)?,
-                stream: Stream::Copies(mover % COPY_STREAMS),
+                memory: Memory::new(gpu, "rows on their way", 2 * half_bytes)?,
+                pinned: None,
+                stream: Stream::Copies(n),
                 done: Done::new(gpu)?,
             })
         };
-        let stages = (0..MOVERS).map(|mover| Ok(Mutex::new([stage(mover)?, stage(mover)?])));
         let point = || Done::new(gpu);
         Ok(Self {
-            stages: stages.collect::<Result<_, CudaError>>()?,
+            stages: (0..COPY_STREAMS).map(stage).collect::<Result<_, CudaError>>()?,
             points: [point()?, point()?, point()?, point()?],
+            held: Vec::new(),
             gpu: Arc::clone(gpu),
+            pool: Arc::clone(pool),
             put_rows: kernels.put_rows.clone(),
             get_rows: kernels.get_rows.clone(),
             layers: (0..config.layers as u16).map(|layer| kv.layer(layer)).collect(),
+            layer_bytes: kv.layer_bytes() as u64,
             row_bytes: config.kv_width() * 2,
+            half_bytes,
         })
     }
 
     /// Runs jobs until the channel closes.
-    pub(super) fn carry(&self, jobs: &Receiver<Job>) {
+    pub(super) fn carry(mut self, jobs: &Receiver<Job>) {
         let mut next = None;
-        while let Some(first) = next.take().or_else(|| jobs.recv().ok()) {
+        while let Some(first) = next.take().or_else(|| self.wait(jobs)) {
             self.gpu.bind();
             let Job { layers, rows, way, copy } = first;
             match way {
-                Way::Out(to, receiver) => {
-                    let pieces = pieces(layers, &copy.pages, rows, self.row_bytes);
-                    copy.report(&guarded(|| self.carry_out(pieces, &copy, to, &receiver)));
+                Way::Out(bytes, receiver) => {
+                    let carried = guarded(|| self.carry_out(layers, rows, bytes, &copy, &receiver));
+                    copy.report(&carried);
                 }
                 Way::In(from) => {
                     let mut batch = vec![Coming { layers, rows, from, copy }];
-                    next = self.gather(&mut batch, jobs);
+                    next = gather(&mut batch, jobs);
                     let carried = guarded(|| self.carry_in(&batch));
+                    if carried.is_err() {
+                        self.wait_for_stages();
+                    }
                     batch.iter().for_each(|job| job.copy.report(&carried));
+                    self.held.extend(batch.into_iter().map(|job| (job.copy, job.from)));
                 }
             }
         }
     }
 
-    /// Adds jobs that are already queued, so that threads do not wait for one another after each
-    /// job. Returns the first job that cannot be added.
-    fn gather(&self, batch: &mut Vec<Coming>, jobs: &Receiver<Job>) -> Option<Job> {
-        while batch.len() < BATCH {
-            let job = jobs.try_recv().ok()?;
-            // Pieces of a batch are written in any order.
-            let meets = batch.iter().any(|other| other.copy.is_at(&job.copy.pages));
-            match job {
-                Job { layers, rows, way: Way::In(from), copy } if !meets => {
-                    batch.push(Coming { layers, rows, from, copy });
-                }
-                other => return Some(other),
+    /// The next job. Meanwhile lists are let go when the GPU has copied them.
+    fn wait(&mut self, jobs: &Receiver<Job>) -> Option<Job> {
+        loop {
+            self.gpu.bind();
+            self.held.retain(|(copy, _)| !copy.is_over() && !copy.has_failed());
+            if self.held.is_empty() {
+                return jobs.recv().ok();
+            }
+            match jobs.recv_timeout(LOOK) {
+                Ok(job) => return Some(job),
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => return None,
             }
         }
-        None
     }
 
-    fn carry_out<'a>(
-        &self,
-        pieces: impl Iterator<Item = Piece<'a>>,
+    fn carry_out(
+        &mut self,
+        layers: Range<u16>,
+        rows: Range<usize>,
+        bytes: usize,
         copy: &Copy,
-        mut to: HostRows,
         receiver: &Sender<HostRows>,
     ) -> Result<(), CudaError> {
+        let mut to = HostRows { k: self.pool.take(bytes), v: self.pool.take(bytes) };
         self.fork([copy])?;
-        self.read(pieces, &mut to.k, &mut to.v)?;
+        let first_layer = layers.start;
+        let (row_bytes, half_bytes) = (self.row_bytes, self.half_bytes);
+        let pieces = pieces(layers, first_layer, &copy.pages, rows, row_bytes, half_bytes);
+        let read = self.read(pieces, &mut to);
+        // The lists must not go while the GPU writes to them.
+        self.wait_for_stages();
+        read?;
         self.join([copy])?;
         // The caller may have gone.
         let _ = receiver.send(to);
         Ok(())
     }
 
-    fn carry_in(&self, batch: &[Coming]) -> Result<(), CudaError> {
-        let n_bytes = batch.iter().map(|job| job.from.k.len() + job.from.v.len()).sum();
-        let pieces = batch.iter().flat_map(|job| {
-            let (layers, rows) = (job.layers.clone(), job.rows.clone());
-            let pieces = pieces(layers, &job.copy.pages, rows, self.row_bytes);
-            pieces.map(|piece| {
-                let bytes = piece.bytes.clone();
-                (piece, &job.from.k[bytes.clone()], &job.from.v[bytes])
-            })
-        });
+    fn carry_in(&mut self, batch: &[Coming]) -> Result<(), CudaError> {
         self.fork(batch.iter().map(|job| &*job.copy))?;
-        self.write(pieces, n_bytes)?;
+        let (row_bytes, half_bytes) = (self.row_bytes, self.half_bytes);
+        let chunks = batch.iter().map(|job| (job.layers.clone(), job.rows.len()));
+        let mut turn = 0;
+        let mut ends = Vec::new();
+        for group in group_layers(chunks, row_bytes) {
+            for Coming { layers, rows, from, copy } in batch {
+                let (first, rows) = (layers.start, rows.clone());
+                let own = group.start.max(first)..group.end.min(layers.end);
+                for piece in pieces(own, first, &copy.pages, rows, row_bytes, half_bytes) {
+                    self.write(&piece, from, turn % COPY_STREAMS)?;
+                    turn += 1;
+                }
+            }
+            ends.push((group.end, self.points_now()?));
+        }
+        let ends = Arc::new(LayerEnds(ends));
+        for Coming { copy, .. } in batch {
+            // A copy is carried once.
+            let _ = copy.layers.set(Arc::clone(&ends));
+        }
         self.join(batch.iter().map(|job| &*job.copy))
+    }
+
+    /// The present point of each stream, in events of their own.
+    fn points_now(&self) -> Result<[Done; COPY_STREAMS], CudaError> {
+        let point = |n| {
+            let done = Done::new(&self.gpu)?;
+            done.record(Stream::Copies(n)).map(|()| done)
+        };
+        Ok([point(0)?, point(1)?, point(2)?, point(3)?])
     }
 
     /// Makes every stream begin after what these copies wait for and after all earlier copies.
@@ -220,110 +246,90 @@ impl Carrier {
         copies.into_iter().try_for_each(|copy| copy.over.record(Stream::Copies(0)))
     }
 
-    /// Writes pieces into pages; the copies may still run when it returns.
-    fn write<'a>(
-        &self,
-        pieces: impl Iterator<Item = (Piece<'a>, &'a [u8], &'a [u8])>,
-        n_bytes: usize,
-    ) -> Result<(), CudaError> {
-        self.share_out(pieces, n_bytes, |stages, pieces| {
-            self.gpu.bind();
-            for (turn, (piece, k, v)) in pieces.into_iter().enumerate() {
-                let stage = &mut stages[turn % IN_FLIGHT];
-                stage.done.wait()?;
-                stage.pinned.fill(0, piece.pages);
-                stage.pinned.fill(PAGES_BYTES, k);
-                stage.pinned.fill(PAGES_BYTES + k.len(), v);
-                self.upload(stage, PAGES_BYTES + k.len() + v.len())?;
-                self.launch(&self.put_rows, stage, &piece)?;
-                stage.done.record(stage.stream)?;
-            }
-            Ok(())
-        })
-    }
-
-    /// Reads pieces from pages; returns when they have arrived.
-    fn read<'a>(
-        &self,
-        pieces: impl Iterator<Item = Piece<'a>>,
-        mut k: &mut [u8],
-        mut v: &mut [u8],
-    ) -> Result<(), CudaError> {
-        let n_bytes = k.len() + v.len();
-        let pieces = pieces.map(|piece| {
-            let own_k = k.split_off_mut(..piece.bytes.len()).expect("room for every row");
-            let own_v = v.split_off_mut(..piece.bytes.len()).expect("room for every row");
-            (piece, own_k, own_v)
-        });
-        self.share_out(pieces, n_bytes, |stages, pieces| {
-            self.gpu.bind();
-            // The next copy is started before the previous piece is taken.
-            let mut asked: Option<(usize, &mut [u8], &mut [u8])> = None;
-            for (turn, (piece, k, v)) in pieces.into_iter().enumerate() {
-                let stage = &mut stages[turn % IN_FLIGHT];
-                stage.done.wait()?;
-                stage.pinned.fill(0, piece.pages);
-                self.upload(stage, PAGES_BYTES)?;
-                self.launch(&self.get_rows, stage, &piece)?;
-                let Stage { pinned, memory, stream, .. } = stage;
-                self.gpu.download(*stream, pinned, PAGES_BYTES, memory, 2 * k.len())?;
-                stage.done.record(stage.stream)?;
-                if let Some((turn, k, v)) = asked.replace((turn, k, v)) {
-                    stages[turn % IN_FLIGHT].take(k, v)?;
+    /// Writes a piece into pages; the copy may still run when it returns. A stage's stream keeps
+    /// the order of its pieces.
+    fn write(&mut self, piece: &Piece<'_>, from: &HostRows, n: usize) -> Result<(), CudaError> {
+        let (bytes, len) = (piece.bytes.clone(), piece.bytes.len());
+        let stage = &mut self.stages[n];
+        match [&from.k, &from.v].map(RowBytes::lent::<PinnedRows>) {
+            [Some(k), Some(v)] => {
+                for (at, list) in [(0, k), (len, v)] {
+                    let (pinned, start) = list.pinned();
+                    let from = (pinned, start + bytes.start);
+                    self.gpu.upload_part(stage.stream, (&stage.memory, at), from, len)?;
                 }
             }
-            asked.map_or(Ok(()), |(turn, k, v)| stages[turn % IN_FLIGHT].take(k, v))
-        })
+            _ => {
+                stage.done.wait()?;
+                let pinned = on_host(&mut stage.pinned, &self.gpu, self.half_bytes)?;
+                let (k, v) = pinned.bytes_mut()[..2 * len].split_at_mut(len);
+                move_bytes([(k, &from.k[bytes.clone()]), (v, &from.v[bytes])]);
+                self.gpu.upload_part(stage.stream, (&stage.memory, 0), (pinned, 0), 2 * len)?;
+            }
+        }
+        let stage = &self.stages[n];
+        self.launch(&self.put_rows, stage, piece)?;
+        stage.done.record(stage.stream)
     }
 
-    fn upload(&self, stage: &Stage, bytes: usize) -> Result<(), CudaError> {
-        self.gpu.upload(stage.stream, &stage.memory, &stage.pinned, bytes)
+    /// Reads pieces from pages to lists; the last ones may be on their way when it returns.
+    fn read<'a>(
+        &mut self,
+        pieces: impl Iterator<Item = Piece<'a>>,
+        to: &mut HostRows,
+    ) -> Result<(), CudaError> {
+        let is_pinned = [&to.k, &to.v].iter().all(|list| list.lent::<PinnedRows>().is_some());
+        // Of a plain list, the next piece is asked for before the previous one is taken.
+        let mut asked: Option<(usize, Range<usize>)> = None;
+        for (turn, piece) in pieces.enumerate() {
+            let n = turn % COPY_STREAMS;
+            let (bytes, len) = (piece.bytes.clone(), piece.bytes.len());
+            self.launch(&self.get_rows, &self.stages[n], &piece)?;
+            let stage = &mut self.stages[n];
+            for (at, list) in [(0, &to.k), (len, &to.v)] {
+                let target = match list.lent::<PinnedRows>().filter(|_| is_pinned) {
+                    Some(list) => {
+                        let (pinned, start) = list.pinned();
+                        (pinned, start + bytes.start)
+                    }
+                    None => (&*on_host(&mut stage.pinned, &self.gpu, self.half_bytes)?, at),
+                };
+                self.gpu.download(stage.stream, target, (&stage.memory, at), len)?;
+            }
+            stage.done.record(stage.stream)?;
+            if !is_pinned && let Some((n, bytes)) = asked.replace((n, bytes)) {
+                self.stages[n].take(bytes, to)?;
+            }
+        }
+        asked.map_or(Ok(()), |(n, bytes)| self.stages[n].take(bytes, to))
     }
 
     fn launch(&self, kernel: &Kernel, stage: &Stage, piece: &Piece<'_>) -> Result<(), CudaError> {
-        let elements = piece.bytes.len() / 2;
+        let n_layers = piece.layers.len();
         let launch = Launch {
-            grid: (elements.div_ceil(THREADS), 1),
+            grid: ((piece.bytes.len() / n_layers / 2).div_ceil(THREADS), n_layers),
             threads: THREADS,
             early: false,
             cooperative: false,
         };
-        let at = stage.memory.address();
-        let (n_rows, first_row) = (piece.n_rows as u32, piece.first_row as u32);
-        let place = RowsPlace { pages: at, n_rows, first_row };
-        let (k, v) = (at.offset(PAGES_BYTES), at.offset(PAGES_BYTES + piece.bytes.len()));
-        let layer = self.layers[usize::from(piece.layer)];
+        let mut pages = [0; PIECE_PAGES];
+        pages[..piece.pages.len()].copy_from_slice(piece.pages);
+        let place = RowsPlace {
+            pages,
+            n_rows: piece.n_rows as u32,
+            first_row: piece.first_row as u32,
+            layer_bytes: self.layer_bytes,
+        };
+        let k = stage.memory.address();
+        let v = k.offset(piece.bytes.len());
+        let layer = self.layers[usize::from(piece.layers.start)];
         kernel.launch_in(&self.gpu, stage.stream, launch, &[&place, &k, &v, &layer])
     }
 
-    /// Distributes pieces of so many bytes to threads, each with its own stages.
-    fn share_out<P: Send>(
-        &self,
-        pieces: impl Iterator<Item = P>,
-        n_bytes: usize,
-        work: impl Fn(&mut [Stage; IN_FLIGHT], Vec<P>) -> Result<(), CudaError> + Sync,
-    ) -> Result<(), CudaError> {
-        let n_threads = n_bytes.div_ceil(THREAD_BYTES).clamp(1, MOVERS);
-        let mut hands: Vec<Vec<P>> = (0..n_threads).map(|_| Vec::new()).collect();
-        for (i, piece) in pieces.enumerate() {
-            hands[i % n_threads].push(piece);
-        }
-        // A failed thread leaves no partial state that matters.
-        let work = |stages: &Mutex<[Stage; IN_FLIGHT]>, hand| {
-            work(&mut stages.lock().unwrap_or_else(PoisonError::into_inner), hand)
-        };
-        let own = hands.pop().expect("at least one");
-        let work = &work;
-        std::thread::scope(|scope| {
-            let threads: Vec<_> = { self.stages.iter().zip(hands) }
-                .filter(|(_, hand)| !hand.is_empty())
-                .map(|(stages, hand)| scope.spawn(move || work(stages, hand)))
-                .collect();
-            let moved = work(&self.stages[n_threads - 1], own);
-            { threads.into_iter() }
-                .map(|thread| thread.join().unwrap_or_else(|_| panicked()))
-                .fold(moved, Result::and)
-        })
+    /// Waits until the GPU is done with all pieces. After a failure it is, and the next call says
+    /// so.
+    fn wait_for_stages(&self) {
+        self.stages.iter().for_each(|stage| drop(stage.done.wait()));
     }
 }
 
@@ -331,11 +337,25 @@ impl Drop for Carrier {
     /// The GPU may still be copying the last pieces.
     fn drop(&mut self) {
         self.gpu.bind();
-        for stages in &mut self.stages {
-            let stages = stages.get_mut().unwrap_or_else(PoisonError::into_inner);
-            stages.iter().for_each(|stage| drop(stage.done.wait()));
+        self.wait_for_stages();
+    }
+}
+
+/// Adds jobs that are already queued, so that streams do not wait for one another after each job.
+/// Returns the first job that cannot be added.
+fn gather(batch: &mut Vec<Coming>, jobs: &Receiver<Job>) -> Option<Job> {
+    while batch.len() < BATCH {
+        let job = jobs.try_recv().ok()?;
+        // Pieces of a batch are written in any order.
+        let meets = batch.iter().any(|other| other.copy.is_at(&job.copy.pages));
+        match job {
+            Job { layers, rows, way: Way::In(from), copy } if !meets => {
+                batch.push(Coming { layers, rows, from, copy });
+            }
+            other => return Some(other),
         }
     }
+    None
 }
 
 fn panicked() -> Result<(), CudaError> {
@@ -349,41 +369,44 @@ fn guarded(carry: impl FnOnce() -> Result<(), CudaError>) -> Result<(), CudaErro
     catch_unwind(AssertUnwindSafe(carry)).unwrap_or_else(|_| panicked())
 }
 
-/// Rows of layers in pieces, in the order of the lists. `rows` are those of the pages; all pieces
-/// but the first begin with a page.
-fn pieces(
-    layers: Range<u16>,
-    pages: &[PageId],
-    rows: Range<usize>,
-    row_bytes: usize,
-) -> impl Iterator<Item = Piece<'_>> {
-    let first_layer = usize::from(layers.start);
-    layers.flat_map(move |layer| {
-        let Range { start: first, end } = rows;
-        let before = (usize::from(layer) - first_layer) * (end - first);
-        let starts = if first < end { 0..end } else { 0..0 };
-        starts.step_by(PIECE_ROWS).map(move |start| {
-            let own = start.max(first)..end.min(start + PIECE_ROWS);
-            let listed = before + own.start - first..before + own.end - first;
-            Piece {
-                layer,
-                pages: &pages[start / PAGE_ROWS..own.end.div_ceil(PAGE_ROWS)],
-                first_row: own.start - start,
-                n_rows: own.len(),
-                bytes: listed.start * row_bytes..listed.end * row_bytes,
+/// Copies bytes on the host, on several threads if they are many.
+fn move_bytes(lists: [(&mut [u8], &[u8]); 2]) {
+    let n_bytes: usize = lists.iter().map(|(to, _)| to.len()).sum();
+    let share = n_bytes.div_ceil(MOVERS).max(THREAD_BYTES);
+    let parts =
+        lists.into_iter().flat_map(|(to, from)| to.chunks_mut(share).zip(from.chunks(share)));
+    let mut parts = parts.peekable();
+    std::thread::scope(|scope| {
+        while let Some((to, from)) = parts.next() {
+            if parts.peek().is_some() {
+                scope.spawn(|| to.copy_from_slice(from));
+            } else {
+                to.copy_from_slice(from);
             }
-        })
-    })
+        }
+    });
+}
+
+/// A stage's memory on the host.
+fn on_host<'a>(
+    pinned: &'a mut Option<Pinned>,
+    gpu: &Arc<Gpu>,
+    half_bytes: usize,
+) -> Result<&'a mut Pinned, CudaError> {
+    if pinned.is_none() {
+        *pinned = Some(Pinned::new(gpu, 2 * half_bytes)?);
+    }
+    Ok(pinned.as_mut().expect("it was just made"))
 }
 
 impl Stage {
-    /// Moves what the GPU copied to pinned memory to the caller's lists, once the copy is done.
-    fn take(&mut self, k: &mut [u8], v: &mut [u8]) -> Result<(), CudaError> {
+    /// Moves what the GPU copied to pinned memory to plain lists, once the copy is done.
+    fn take(&mut self, bytes: Range<usize>, to: &mut HostRows) -> Result<(), CudaError> {
         self.done.wait()?;
-        let len = k.len();
-        let bytes = self.pinned.bytes();
-        k.copy_from_slice(&bytes[PAGES_BYTES..][..len]);
-        v.copy_from_slice(&bytes[PAGES_BYTES + len..][..len]);
+        let len = bytes.len();
+        let pinned = self.pinned.as_ref().expect("it was asked for");
+        let (k, v) = pinned.bytes()[..2 * len].split_at(len);
+        move_bytes([(&mut to.k[bytes.clone()], k), (&mut to.v[bytes], v)]);
         Ok(())
     }
 }
@@ -400,28 +423,12 @@ mod tests {
     }
 
     #[test]
-    fn pieces_cover_every_row_of_every_layer_once() {
-        let pages: Vec<PageId> = (10..40).collect();
-        assert_eq!(pieces(2..5, &pages, 37..37, 6).count(), 0);
-        for (rows, sizes) in
-            [(0..1300, [(8, 512), (8, 512), (5, 276)]), (37..1337, [(8, 475), (8, 512), (5, 313)])]
-        {
-            let pieces: Vec<_> = pieces(2..5, &pages, rows.clone(), 6).collect();
-            let shapes: Vec<_> = { pieces.iter() }
-                .map(|piece| (piece.layer, piece.pages[0], (piece.pages.len(), piece.n_rows)))
-                .collect();
-            assert_eq!(shapes[..3], [(2, 10, sizes[0]), (2, 18, sizes[1]), (2, 26, sizes[2])]);
-            assert_eq!((shapes[3], pieces.len()), ((3, 10, sizes[0]), 9));
-            let mut end = 0;
-            for piece in &pieces {
-                let row = piece.bytes.start / 6 % 1300 + rows.start;
-                let place = (piece.pages[0] as usize - 10) * PAGE_ROWS + piece.first_row;
-                assert_eq!(place, row, "where its first row lies");
-                assert!(size_of_val(piece.pages) <= PAGES_BYTES);
-                assert_eq!((piece.bytes.start, piece.bytes.len()), (end, piece.n_rows * 6));
-                end = piece.bytes.end;
-            }
-            assert_eq!(end, 3 * 1300 * 6);
+    fn every_byte_is_moved_whatever_the_number_of_threads() {
+        for len in [0, 1, THREAD_BYTES - 1, THREAD_BYTES, 5 * THREAD_BYTES + 3] {
+            let from: Vec<u8> = (0..2 * len).map(|i| (i * 31 + i / 257) as u8).collect();
+            let (mut k, mut v) = (vec![0; len], vec![0; len]);
+            move_bytes([(&mut k, &from[..len]), (&mut v, &from[len..])]);
+            assert!([k, v].concat() == from, "{len}");
         }
     }
 }

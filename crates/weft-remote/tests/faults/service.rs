@@ -229,7 +229,7 @@ fn rows_that_do_not_fit_their_header_or_key_are_not_written() {
     let store = Faulty::new();
     let remote = open(&store);
     let header = header(&[1, 2]);
-    let short = Arc::new(Rows { k: vec![0; 3], v: vec![0; 3] });
+    let short = Arc::new(Rows { k: vec![0; 3].into(), v: vec![0; 3].into() });
     remote.put(&key(&header), &header, short);
     remote.put(&KvKey::from_bytes([5; 32]), &header, rows(&header));
     assert_eq!(remote.flush(LONG), 0);
@@ -289,7 +289,7 @@ fn numbers(header: &Header) -> Arc<Rows> {
         let bytes = |i: usize| ((number(i).to_bits() >> 16) as u16).to_le_bytes();
         (from..from + n).flat_map(bytes).collect()
     };
-    Arc::new(Rows { k: tensor(0), v: tensor(7) })
+    Arc::new(Rows { k: tensor(0).into(), v: tensor(7).into() })
 }
 
 fn coarse(tokens: &[u32]) -> Header {

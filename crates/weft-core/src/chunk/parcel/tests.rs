@@ -72,7 +72,7 @@ impl Desk {
         for header in rows {
             let key = header.key();
             let n = header.tensor_bytes().unwrap();
-            let put = from.put(&key, header, &Rows { k: vec![1; n], v: vec![2; n] });
+            let put = from.put(&key, header, &Rows { k: vec![1; n].into(), v: vec![2; n].into() });
             assert_eq!(put, Put::Stored);
             let copy = path.with_extension("copy");
             from.export(&key, &copy).unwrap();
@@ -178,7 +178,7 @@ fn an_export_has_the_rows_at_homes_alone() {
     for header in kept {
         let n = header.tensor_bytes().unwrap();
         let key = header.key();
-        store.put(&key, &header, &Rows { k: vec![1; n], v: vec![2; n] });
+        store.put(&key, &header, &Rows { k: vec![1; n].into(), v: vec![2; n].into() });
     }
     let path = desk.folder.path().join("parcel");
     let homes = desk.homes(&desk.chunk);
@@ -286,7 +286,7 @@ fn a_flipped_bit_never_changes_what_is_imported() {
             let header = rows(&[], &desk.chunk.tokens);
             let n = header.tensor_bytes().unwrap();
             let stored = to.get(key, &header).expect("the same header");
-            assert_eq!(stored, Rows { k: vec![1; n], v: vec![2; n] });
+            assert_eq!(stored, Rows { k: vec![1; n].into(), v: vec![2; n].into() });
             to.remove(key);
         }
         found.len()

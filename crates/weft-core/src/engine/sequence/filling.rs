@@ -96,7 +96,7 @@ impl Sequence {
         events: &mut Vec<Event>,
     ) -> Result<(), SamplingError> {
         let n_tokens = self.step.tokens.len();
-        cache.count_computed(n_tokens, time);
+        let time = self.computing_time(cache, time);
         let (mut left, mut done) = (n_tokens, 0);
         for held in &mut self.nodes[self.at..] {
             if left == 0 {

@@ -58,6 +58,8 @@ pub(super) struct Sequence {
     pub(super) reading: Option<Reading>,
     /// Copies that it waits for before it starts.
     pub(super) settling: Option<Settling>,
+    /// Copies that its next step waits for.
+    settles_in_step: Option<Settling>,
     /// Whether it is paused for a slow reader.
     pub(super) paused: bool,
     end: Option<End>,
@@ -167,6 +169,7 @@ impl Sequence {
             marks,
             n_complete: 0,
             settling: Some(Settling::new(&nodes)),
+            settles_in_step: None,
             nodes,
             output,
             scores: None,

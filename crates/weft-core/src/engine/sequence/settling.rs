@@ -4,7 +4,7 @@
 //! of the step would wait with it, so a lane joins only when its pages are settled. Rows from a file
 //! or the remote tier come later: until then, the lane computes what it can without them.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::Sequence;
 use crate::cache::Cache;
@@ -63,9 +63,12 @@ impl Sequence {
         }
     }
 
-    /// Waits until its pages are settled.
+    /// Waits until its pages are settled, or lets its next step wait for them.
     pub(in crate::engine) fn settle(&mut self, device: &mut dyn Device) {
-        if let Some(wait) = &self.settling {
+        let Some(wait) = &self.settling else { return };
+        if device.starts_early() {
+            self.settles_in_step = self.settling.take();
+        } else {
             device.settle(&wait.pages);
             self.end_settling();
         }
@@ -73,11 +76,31 @@ impl Sequence {
 
     /// The time of waiting counts as loading its rows.
     fn end_settling(&mut self) {
-        let Some(wait) = self.settling.take() else { return };
+        if let Some(wait) = self.settling.take() {
+            self.count_loading(wait.since.elapsed());
+        }
+    }
+
+    /// The part of a step's time that was spent on computing its tokens. If the step also waited for
+    /// copies, that is an estimate, and the rest counts as loading rows.
+    pub(super) fn computing_time(&mut self, cache: &mut Cache, time: Duration) -> Duration {
+        let n_tokens = self.step.tokens.len();
+        if self.settles_in_step.take().is_none() {
+            cache.count_computed(n_tokens, time);
+            return time;
+        }
+        let n_tokens = u32::try_from(n_tokens).unwrap_or(u32::MAX);
+        let computing = cache.mean_cost().saturating_mul(n_tokens).min(time);
+        self.count_loading(time - computing);
+        computing
+    }
+
+    /// Counts time for the rows that come from other tiers.
+    fn count_loading(&mut self, time: Duration) {
         let is_brought = |held: &&mut HeldNode| held.source.is_some_and(|tier| tier > Tier::Device);
         let rows: usize = self.nodes.iter_mut().filter(is_brought).map(|p| p.range.len()).sum();
         for held in self.nodes.iter_mut().filter(is_brought) {
-            held.time += wait.since.elapsed().mul_f64(held.range.len() as f64 / rows as f64);
+            held.time += time.mul_f64(held.range.len() as f64 / rows as f64);
         }
     }
 }

@@ -69,7 +69,7 @@ impl Shelf {
         self.stats.lock().unwrap().hits += 1;
         let mut rows = header.read_stored(Rows::clone(&rows)).unwrap();
         if is_cut {
-            rows.v.pop();
+            rows.v = rows.v[..rows.v.len() - 1].to_vec().into();
         }
         Fetched::Rows { rows, cost: COST }
     }

@@ -1,6 +1,6 @@
 //! A device with slow copies: lanes whose pages are settled do not wait for them.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, channel};
 
 use super::wrapped::wrapped;
@@ -37,6 +37,8 @@ struct Counts {
     settled: AtomicUsize,
     /// Lists of rows that were sent.
     sent: AtomicUsize,
+    /// Whether its steps wait for copies layer by layer.
+    starts_early: AtomicBool,
 }
 
 impl Counts {
@@ -96,9 +98,10 @@ impl Device for Slow {
         &mut self,
         layers: std::ops::Range<u16>,
         rows: &Rows<'_>,
-        mut to: HostRows,
+        bytes: usize,
     ) -> Receiver<HostRows> {
         self.end_at(|page| rows.pages.contains(&page));
+        let mut to = HostRows { k: vec![0; bytes].into(), v: vec![0; bytes].into() };
         self.device.read_kv(layers, rows, &mut to.k, &mut to.v);
         self.begin(rows, None);
         self.counts.sent.fetch_add(1, Ordering::Relaxed);
@@ -113,6 +116,10 @@ impl Device for Slow {
 
     fn is_settled(&self, pages: &[PageId]) -> bool {
         !self.copies.iter().any(|copy| copy.pages.iter().any(|page| pages.contains(page)))
+    }
+
+    fn starts_early(&self) -> bool {
+        self.counts.starts_early.load(Ordering::Relaxed)
     }
 
     fn settle(&mut self, pages: &[PageId]) {
@@ -195,6 +202,20 @@ fn a_lane_by_itself_waits_for_its_rows() {
     assert_eq!(tokens, cold(&prompt));
     assert_eq!(sources(&finished), [Some(Tier::Ram); 4]);
     assert_eq!((load(&counts.waits), load(&counts.settled)), (0, 1));
+}
+
+#[test]
+fn a_lane_by_itself_begins_before_its_rows_have_come_if_the_device_can() {
+    let (mut engine, counts) = slow_engine(80, None);
+    let prompt = exact(&[1, 2], 2);
+    ask(&mut engine, &prompt);
+    engine.demote(Tier::Ram);
+    counts.reset();
+    counts.starts_early.store(true, Ordering::Relaxed);
+    let (tokens, finished) = ask(&mut engine, &prompt);
+    assert_eq!(tokens, cold(&prompt));
+    assert_eq!(sources(&finished), [Some(Tier::Ram); 4]);
+    assert_eq!((load(&counts.waits), load(&counts.settled)), (1, 0), "the step waited");
 }
 
 #[test]
