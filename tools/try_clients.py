@@ -27,7 +27,7 @@ from clients.served import Server
 ROOT = Path(__file__).resolve().parents[1]
 SCENARIOS = ROOT / "tools/clients/scenarios"
 AGENT = ROOT / "assets/weft-agent"
-PYTHON = ["langchain", "llama_index", "pydantic_ai", "instructor", "litellm", "llm", "openai_agents"]
+PYTHON = ["langchain", "llama_index", "pydantic_ai", "instructor", "litellm", "llm", "openai_agents", "open_webui"]
 NODE = ["vercel", "node_sdks"]
 AGENTS = ["claude_code", "codex"]
 TIMEOUT_S = 900

@@ -18,6 +18,7 @@ PYTHON = {
     "litellm": ["litellm==1.106.2", "mcp==2.3.0"],
     "llm": ["llm==0.36"],
     "openai_agents": ["openai-agents==0.24.0"],
+    "open_webui": ["open-webui==0.12.4"],
     "sdks": ["openai==3.49.0", "anthropic==2.9.0", "ollama==0.6.3"],
 }
 NODE = [

@@ -29,6 +29,9 @@ pub(crate) struct ServedModels {
     pub(crate) args: ModelArgs,
     pub(crate) cache: CacheArgs,
     pub(crate) speculate: Speculate,
+    /// Whether a `--ctx-size` that a model does not reach is lowered to its positions. It holds for
+    /// all models, so with several it is the most that each may have; for one it is an error.
+    pub(crate) lowers_context: bool,
 }
 
 /// A model whose small files are read.
@@ -44,6 +47,18 @@ impl ServedModels {
         let name = Some(model.name.clone()).filter(|name| name != models::BUNDLED);
         ModelArgs { model: name, ..self.args.clone() }
     }
+
+    /// Lowers the flag's context to what a model has, with a warning.
+    fn lower_context(&self, args: &mut ModelArgs, model: &ModelName, positions: usize) {
+        let Some(wanted) = args.ctx_size.filter(|wanted| *wanted > positions) else { return };
+        if self.lowers_context {
+            terminal::warn(&format!(
+                "--ctx-size {wanted} exceeds the {positions} positions of {}; it gets {positions}",
+                model.id
+            ));
+            args.ctx_size = Some(positions);
+        }
+    }
 }
 
 impl ModelSource for ServedModels {
@@ -58,6 +73,7 @@ impl ModelSource for ServedModels {
             let _shown = args.bars().begin();
             load::open(None, &args).map_err(|error| failure(model, error))?
         };
+        self.lower_context(&mut args, model, opened.config.max_positions);
         let served = Self { args, ..self.clone() };
         Ok(Box::new(Opened { name: model.clone(), model: opened, served }))
     }
@@ -143,7 +159,7 @@ impl OpenModel for Opened {
 }
 
 fn load(id: &str, model: Model, served: &ServedModels) -> Result<Loaded, CliError> {
-    let ServedModels { args, cache, speculate } = served;
+    let ServedModels { args, cache, speculate, .. } = served;
     let load::Loaded { model, mut engine } = load::load_model(model, args, cache)?;
     engine.set_speculation(*speculate);
     load::introduce(args, args.quiet);
@@ -264,17 +280,36 @@ mod tests {
             args: ModelArgs::default(),
             cache: CacheArgs::default(),
             speculate: Speculate::Auto,
+            lowers_context: false,
         };
         let about = served.about(&ModelName::new(models::BUNDLED, models::BUNDLED)).unwrap();
         assert_eq!(about.forms, ["bf16"]);
         assert!(about.context > 0 && about.parameters > 0 && about.weight_bytes > 0, "{about:?}");
     }
 
+    /// One flag holds for all models, also for one with fewer positions.
+    #[test]
+    fn a_context_that_one_of_several_models_lacks_is_lowered() {
+        let (name, cache) =
+            (ModelName::new(models::BUNDLED, models::BUNDLED), CacheArgs::default());
+        let plan = |lowers_context| {
+            let args = ModelArgs { ctx_size: Some(1 << 20), ..ModelArgs::default() };
+            let (cache, speculate) = (cache.clone(), Speculate::Auto);
+            let served = ServedModels { args, cache, speculate, lowers_context };
+            let opened = served.open(&name, &LoadProgress::default()).unwrap();
+            opened.plan().map(|_| opened.about().context).map_err(|failure| failure.message)
+        };
+        let positions = weft::bundled_model().unwrap().config.max_positions;
+        assert_eq!(plan(true), Ok(positions));
+        let refused = plan(false).unwrap_err();
+        assert!(refused.contains("--ctx-size 1048576 exceeds"), "{refused}");
+    }
+
     #[test]
     fn clients_name_no_files() {
         let args = ModelArgs { offline: true, ..ModelArgs::default() };
         let (cache, speculate) = (CacheArgs::default(), Speculate::Auto);
-        let served = ServedModels { args, cache, speculate };
+        let served = ServedModels { args, cache, speculate, lowers_context: false };
         for path in ["/", "/tmp", "..", "./x", "~/x", "src", "", "a b", "org/no-such-model-here"] {
             assert_eq!(served.find(path), None, "{path}");
         }

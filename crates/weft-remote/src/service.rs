@@ -22,7 +22,7 @@ use weft_core::engine::{Fetched, Interest, RemoteStats, RemoteTier, WhenFetched}
 use weft_core::store::{Header, KvKey, Rows};
 
 use crate::absent::Absent;
-use crate::breaker::Breaker;
+use crate::breaker::{Breaker, Pass};
 use crate::get::Bucket;
 use crate::miss::Miss;
 use crate::names::Names;
@@ -186,17 +186,19 @@ impl Remote {
         done: WhenFetched,
         is_unwanted: impl Future + Send + Unpin + 'static,
     ) -> bool {
-        let begun = Instant::now();
-        if let Err(miss) = self.shared.admit(key, begun) {
-            self.shared.state().count_miss(&miss);
-            return false;
-        }
+        let pass = match self.shared.admit(key, Instant::now()) {
+            Ok(pass) => pass,
+            Err(miss) => {
+                self.shared.state().count_miss(&miss);
+                return false;
+            }
+        };
         let shared = Arc::clone(&self.shared);
         let (key, expected) = (*key, expected.clone());
         self.runtime().spawn(async move {
-            match select(pin!(shared.fetch(&key, &expected, begun)), is_unwanted).await {
+            match select(pin!(shared.fetch(&key, &expected, pass)), is_unwanted).await {
                 Either::Left((fetched, _)) => done(fetched),
-                Either::Right(_) => shared.give_up(),
+                Either::Right(_) => shared.give_up(pass),
             }
         });
         true
@@ -326,7 +328,7 @@ impl Shared {
     }
 
     /// Decides without the store whether to ask it.
-    fn admit(&self, key: &KvKey, now: Instant) -> Result<(), Miss> {
+    fn admit(&self, key: &KvKey, now: Instant) -> Result<Pass, Miss> {
         if matches!(self.bucket.trust, Trust::Nobody) {
             return Err(Miss::Untrusted);
         }
@@ -341,16 +343,14 @@ impl Shared {
         if self.n_fetches.load(Ordering::Relaxed) >= most {
             return Err(Miss::Busy);
         }
-        if !state.reads.admits(now) {
-            return Err(Miss::BreakerOpen);
-        }
+        let pass = state.reads.admit(now).ok_or(Miss::BreakerOpen)?;
         self.n_fetches.fetch_add(1, Ordering::Relaxed);
-        Ok(())
+        Ok(pass)
     }
 
-    async fn fetch(&self, key: &KvKey, expected: &Header, begun: Instant) -> Fetched {
+    async fn fetch(&self, key: &KvKey, expected: &Header, pass: Pass) -> Fetched {
         let limit = self.limits.whole_fetch;
-        let until = tokio::time::Instant::from_std(begun + limit);
+        let until = tokio::time::Instant::from_std(pass.begun + limit);
         let turn = tokio::time::timeout(self.limits.fetch, self.fetches.acquire());
         let rows = match turn.await {
             // It was never this fetch's turn; that says nothing about the store.
@@ -363,14 +363,14 @@ impl Shared {
         };
         self.n_fetches.fetch_sub(1, Ordering::Relaxed);
         let bytes = 2 * expected.tensor_bytes().unwrap_or_default() as u64;
-        self.state().count_fetch(key, rows, bytes, begun)
+        self.state().count_fetch(key, rows, bytes, pass)
     }
 
     /// Counts a fetch that nobody wants any more.
-    fn give_up(&self) {
+    fn give_up(&self, pass: Pass) {
         self.n_fetches.fetch_sub(1, Ordering::Relaxed);
         let mut state = self.state();
-        state.reads.gave_up();
+        state.reads.gave_up(pass);
         state.count_miss(&Miss::Unwanted);
     }
 
@@ -398,19 +398,18 @@ impl Shared {
 
     async fn write(&self, chunk: Option<&ChunkId>, key: &KvKey, header: &Header, rows: &Arc<Rows>) {
         let Ok(_turn) = self.writes.acquire().await else { return };
-        let begun = Instant::now();
-        let anew = {
+        let (pass, anew) = {
             let mut state = self.state();
-            if !state.writes.admits(begun) {
+            let Some(pass) = state.writes.admit(Instant::now()) else {
                 state.stats.dropped += 1;
                 return;
-            }
-            state.damaged.contains(key)
+            };
+            (pass, state.damaged.contains(key))
         };
         let timeout = Miss::Timeout { seconds: self.limits.write.as_secs_f64() };
         let written = self.bucket.put_rows_of(chunk, key, header, rows, anew);
         let written = tokio::time::timeout(self.limits.write, written).await;
-        self.state().count_write(key, written.unwrap_or(Err(timeout)), begun);
+        self.state().count_write(key, written.unwrap_or(Err(timeout)), pass);
     }
 }
 
@@ -434,7 +433,7 @@ impl State {
         key: &KvKey,
         rows: Result<(Rows, Duration), Miss>,
         bytes: u64,
-        begun: Instant,
+        pass: Pass,
     ) -> Fetched {
         let now = Instant::now();
         match rows {
@@ -442,13 +441,13 @@ impl State {
                 self.read_answered();
                 self.stats.hits += 1;
                 self.stats.read_bytes += bytes;
-                self.stats.reads.add(now - begun);
+                self.stats.reads.add(now - pass.begun);
                 Fetched::Rows { rows, cost }
             }
             Err(miss) => {
                 match &miss {
-                    Miss::Busy => self.reads.gave_up(),
-                    miss if miss.is_failure() => self.reads.failed(miss.is_silence(), now),
+                    Miss::Busy => self.reads.gave_up(pass),
+                    miss if miss.is_failure() => self.reads.failed(pass, miss.is_silence(), now),
                     _ => {
                         // The store answered; it does not have rows that can be used.
                         self.read_answered();
@@ -465,7 +464,7 @@ impl State {
         }
     }
 
-    fn count_write(&mut self, key: &KvKey, written: Result<Written, Miss>, begun: Instant) {
+    fn count_write(&mut self, key: &KvKey, written: Result<Written, Miss>, pass: Pass) {
         let now = Instant::now();
         match written {
             Ok(written) => {
@@ -474,7 +473,7 @@ impl State {
                 }
                 self.damaged.remove(key);
                 self.absent.remove(key);
-                self.stats.writes.add(now - begun);
+                self.stats.writes.add(now - pass.begun);
                 match written {
                     Written::New { bytes } => {
                         self.stats.stored += 1;
@@ -485,9 +484,9 @@ impl State {
             }
             Err(miss) => {
                 if miss.is_failure() {
-                    self.writes.failed(miss.is_silence(), now);
+                    self.writes.failed(pass, miss.is_silence(), now);
                 } else {
-                    self.writes.gave_up();
+                    self.writes.gave_up(pass);
                 }
                 *self.stats.failed_writes.entry(miss.name()).or_default() += 1;
                 self.warnings.add(WRITING, &miss);

@@ -89,6 +89,13 @@ fn deadly_schemas() -> Vec<Value> {
         optional_properties(5000),
         optional_properties(6957),
         pairs(1000),
+        pairs(100),
+        // Of so many properties, at least one.
+        {
+            let mut any = optional_properties(999);
+            any["minProperties"] = 1.into();
+            any
+        },
         json!({"type": "object", "patternProperties": patterns.collect::<Map<_, _>>()}),
         json!({"enum": (0..20_000).collect::<Vec<_>>()}),
         json!({"type": "string", "pattern": "a*b*".repeat(40_000)}),
@@ -108,7 +115,7 @@ fn rules_that_ended_the_process_are_refused_at_once() {
         bodies.push(with_strict_tools(&[schema]));
     }
     // Each alone would do.
-    bodies.push(with_strict_tools(&vec![pairs(90); 8]));
+    bodies.push(with_strict_tools(&vec![pairs(40); 8]));
     bodies.push(with_regex(&"a*b*".repeat(40_000)));
     bodies.push(with_regex(&r"\d{0,9}".repeat(8000)));
     let many: Vec<String> = (0..30_000).map(|i| i.to_string()).collect();

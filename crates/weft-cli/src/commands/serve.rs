@@ -63,7 +63,7 @@ pub(crate) fn run(args: ServeArgs) -> Result<ExitCode, CliError> {
         open_page(&page);
     }
     model.model = None;
-    let served = ServedModels { args: model, cache, speculate };
+    let served = ServedModels { args: model, cache, speculate, lowers_context: !is_alone };
     server.run_models(named, Arc::new(served)).map_err(CliError::serve)?;
     Ok(ExitCode::SUCCESS)
 }

@@ -28,8 +28,10 @@ pub(super) const MAX_PROPERTIES: usize = 1000;
 pub(super) const MAX_PATTERN_PROPERTIES: usize = 32;
 /// Schemas inside each other, references followed.
 pub(super) const MAX_DEPTH: usize = 256;
-/// Schemas that are written out because several must hold at once.
-pub(super) const MAX_COMBINATIONS: u64 = 50_000;
+/// Schemas that are written out because several must hold at once, or because of an object's
+/// properties at least one must be there: then all of them are written out for each. The slowest
+/// that were found take 0.1 ms each.
+pub(super) const MAX_COMBINATIONS: u64 = 10_000;
 
 /// Keywords of a schema that only describe.
 const ANNOTATIONS: [&str; 15] = [
@@ -149,29 +151,59 @@ pub(super) fn check_shape(root: &Value) -> Result<(), String> {
     Shape { root, sizes: HashMap::new(), combinations: 0 }.size_of(root, 1).map(drop)
 }
 
+/// What a schema comes to if every reference in it is written out.
+#[derive(Clone, Copy, Default)]
+struct Size {
+    /// Schemas, as if no object needed any of its properties.
+    n: u64,
+    /// The properties that one object has by this schema, at most.
+    properties: u64,
+    /// Whether at least one of them must be there.
+    wants_any: bool,
+}
+
+impl Size {
+    fn of(n: u64) -> Self {
+        Self { n, ..Self::default() }
+    }
+
+    /// Schemas, all properties of an object written out for each of them if it needs any.
+    fn written_out(self) -> u64 {
+        if self.wants_any { self.n.saturating_mul(self.properties.max(1)) } else { self.n }
+    }
+
+    /// The size of a choice with one more option.
+    fn or(self, option: Self) -> Self {
+        Self {
+            n: self.n.saturating_add(option.n),
+            properties: self.properties.max(option.properties),
+            wants_any: self.wants_any || option.wants_any,
+        }
+    }
+}
+
 /// A walk along references, each followed once: the compiler does the same.
 struct Shape<'v> {
     root: &'v Value,
     /// The size of what a reference leads to. Inside itself it counts as one schema.
-    sizes: HashMap<&'v str, u64>,
+    sizes: HashMap<&'v str, Size>,
     combinations: u64,
 }
 
 impl<'v> Shape<'v> {
-    /// The number of schemas that this one comes to if every reference in it is written out.
-    fn size_of(&mut self, schema: &'v Value, depth: usize) -> Result<u64, String> {
+    fn size_of(&mut self, schema: &'v Value, depth: usize) -> Result<Size, String> {
         within(depth, MAX_DEPTH, "the schema, references followed, goes", "levels deep or more")?;
-        let Some(fields) = schema.as_object() else { return Ok(1) };
+        let Some(fields) = schema.as_object() else { return Ok(Size::of(1)) };
         // The keywords between two of these are one part; all parts hold at once.
         let mut parts = Vec::new();
-        let mut plain: Option<u64> = None;
+        let mut plain: Option<Size> = None;
         for (key, value) in fields {
             if ANNOTATIONS.contains(&key.as_str()) {
                 continue;
             }
             let part = match (key.as_str(), value) {
                 ("$ref", Value::String(reference)) => self.target_size(reference, depth)?,
-                ("const" | "enum", value) => n_values(value),
+                ("const" | "enum", value) => Size::of(n_values(value)),
                 ("anyOf" | "oneOf", Value::Array(options)) => self.sum(options, depth)?,
                 ("allOf", Value::Array(all)) => {
                     for schema in all {
@@ -181,58 +213,73 @@ impl<'v> Shape<'v> {
                     continue;
                 }
                 (key, value) => {
+                    let plain = plain.get_or_insert(Size::of(1));
                     let size = self.keyword_size(key, value, depth)?;
-                    plain = Some(plain.unwrap_or(1).saturating_add(size));
+                    plain.n = plain.n.saturating_add(size);
+                    match (key, value) {
+                        ("properties", Value::Object(all)) => plain.properties = all.len() as u64,
+                        ("minProperties", least) => plain.wants_any = least.as_f64() > Some(0.0),
+                        _ => {}
+                    }
                     continue;
                 }
             };
             parts.extend(plain.take());
             parts.push(part);
         }
+        let wants_any = plain.is_some_and(|plain| plain.wants_any && plain.properties > 0);
         parts.extend(plain);
-        let size = parts.iter().fold(1, |size: u64, part| size.saturating_mul(*part));
-        if parts.len() > 1 {
-            self.combinations = self.combinations.saturating_add(size);
+        let mut whole = Size::of(1);
+        for part in &parts {
+            whole.n = whole.n.saturating_mul(part.n);
+            whole.properties = whole.properties.saturating_add(part.properties);
+            whole.wants_any |= part.wants_any;
+        }
+        if wants_any || parts.len() > 1 {
+            self.combinations = self.combinations.saturating_add(whole.written_out());
             if self.combinations > MAX_COMBINATIONS {
                 return Err(format!(
                     "the schemas that must hold at once (allOf, or anyOf, oneOf and $ref beside \
-                     other keywords) make more than {MAX_COMBINATIONS} combinations"
+                     other keywords; properties beside minProperties) make {} combinations or \
+                     more, and at most {MAX_COMBINATIONS} may be",
+                    self.combinations
                 ));
             }
         }
-        Ok(size)
+        Ok(whole)
     }
 
     fn keyword_size(&mut self, key: &str, value: &'v Value, depth: usize) -> Result<u64, String> {
-        match (key, value) {
+        let size = match (key, value) {
             ("properties" | "patternProperties", Value::Object(fields)) => {
-                self.sum(fields.values(), depth)
+                self.sum(fields.values(), depth)?
             }
-            ("items" | "prefixItems", Value::Array(items)) => self.sum(items, depth),
+            ("items" | "prefixItems", Value::Array(items)) => self.sum(items, depth)?,
             ("items" | "additionalItems" | "additionalProperties", value) => {
-                self.size_of(value, depth + 1)
+                self.size_of(value, depth + 1)?
             }
-            _ => Ok(0),
-        }
+            _ => return Ok(0),
+        };
+        Ok(size.written_out())
     }
 
     fn sum(
         &mut self,
         schemas: impl IntoIterator<Item = &'v Value>,
         depth: usize,
-    ) -> Result<u64, String> {
-        schemas.into_iter().try_fold(1, |sum: u64, schema| {
-            Ok(sum.saturating_add(self.size_of(schema, depth + 1)?))
-        })
+    ) -> Result<Size, String> {
+        schemas
+            .into_iter()
+            .try_fold(Size::of(1), |sum, schema| Ok(sum.or(self.size_of(schema, depth + 1)?)))
     }
 
-    fn target_size(&mut self, reference: &'v str, depth: usize) -> Result<u64, String> {
+    fn target_size(&mut self, reference: &'v str, depth: usize) -> Result<Size, String> {
         if let Some(size) = self.sizes.get(reference) {
             return Ok(*size);
         }
-        self.sizes.insert(reference, 1);
+        self.sizes.insert(reference, Size::of(1));
         // The compiler says which reference it is that leads nowhere.
-        let Some(target) = resolve(self.root, reference) else { return Ok(1) };
+        let Some(target) = resolve(self.root, reference) else { return Ok(Size::of(1)) };
         let size = self.size_of(target, depth + 1)?;
         self.sizes.insert(reference, size);
         Ok(size)
@@ -261,4 +308,52 @@ fn n_values(value: &Value) -> u64 {
         }
     }
     n
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn properties(n: usize) -> Value {
+        let fields = (0..n).map(|i| (format!("p{i}"), json!({"type": "null"})));
+        Value::Object(fields.collect())
+    }
+
+    /// "At least one of these properties" is compiled as all of them, once for each.
+    #[test]
+    fn objects_that_need_any_of_their_properties_are_written_out() {
+        let one = |n| json!({"type": "object", "properties": properties(n), "minProperties": 1});
+        let apart = |n| {
+            json!({"allOf": [{"minProperties": 1}, {"$ref": "#/$defs/all"}],
+            "$defs": {"all": {"type": "object", "properties": properties(n)}}})
+        };
+        let option = |n| json!({"anyOf": [one(n)], "type": "object"});
+        let none = |n| json!({"type": "object", "properties": properties(n), "minProperties": 0});
+        for (schema, most) in [
+            (&one as &dyn Fn(usize) -> Value, 98),
+            (&apart, 98),
+            (&option, 68),
+            (&none, MAX_PROPERTIES),
+        ] {
+            assert_eq!(check_shape(&schema(most)), Ok(()));
+            let refused = check_shape(&schema(most + 2));
+            if most < MAX_PROPERTIES {
+                let refused = refused.unwrap_err();
+                assert!(refused.contains("at most 10000 may be"), "{refused}");
+            }
+        }
+    }
+
+    #[test]
+    fn combinations_are_counted_to_their_limit() {
+        let both = |n: usize| {
+            let options = vec![json!({"type": "object", "required": ["a"]}); n];
+            json!({"allOf": [{"anyOf": options}, {"anyOf": options}]})
+        };
+        assert_eq!(check_shape(&both(99)), Ok(()));
+        let refused = check_shape(&both(100)).unwrap_err();
+        assert!(refused.contains("make 10201 combinations"), "{refused}");
+    }
 }

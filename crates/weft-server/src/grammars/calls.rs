@@ -41,7 +41,7 @@ fn call_schema(index: usize, tool: &Value, arguments: &str) -> Value {
     })
 }
 
-fn name(tool: &Value) -> &Value {
+pub(super) fn name(tool: &Value) -> &Value {
     tool.pointer("/function/name").unwrap_or(&Value::Null)
 }
 
@@ -85,7 +85,7 @@ pub(super) enum Opening {
     Python,
     /// `<function=`
     Function,
-    /// `{"name":` at the beginning of a line.
+    /// `{"name": ` and the name of a tool; the grammar begins with the name.
     Name,
 }
 
@@ -106,6 +106,15 @@ impl Opening {
             Self::Python => Some(b"<|python_tag|>"),
             Self::Function => Some(b"<function="),
             Self::Name => None,
+        }
+    }
+
+    /// The byte that it ends with.
+    pub(super) const fn last_byte(self) -> u8 {
+        match self {
+            Self::Tag | Self::Python => b'>',
+            Self::Function => b'=',
+            Self::Name => b'"',
         }
     }
 }

@@ -19,13 +19,11 @@ use weft_core::tokenizer::Tokenizer;
 use super::calls::{self, Opening};
 use super::{Grammars, bounds, refusals};
 use crate::api_error::ApiError;
-use crate::responses::CallStyle;
+use crate::responses::{CallStyle, MAX_BARE_OPENING};
 
 const OPEN_THOUGHT: &[u8] = b"<think>";
 const CLOSE_THOUGHT: &[u8] = b"</think>";
 
-/// Bytes of a line that may still become the opening of a call.
-const MAX_OPENING_BYTES: usize = 256;
 /// Calls that were completed last and may be taken back with a draft.
 const MAX_TAKEN_BACK: usize = 4;
 
@@ -66,13 +64,14 @@ impl Grammars {
         let is_strict = |name: &str| strict.iter().any(|one| one == name);
         let all_strict: Vec<Value> = rule.strict().cloned().collect();
         let mut openers = Vec::new();
-        for opening in Opening::of(*style) {
-            let opening = *opening;
+        for (index, opening) in Opening::of(*style).iter().copied().enumerate() {
             // If no tool can be called so, there is no grammar.
             let mut is_empty = false;
             let parser = self.parser(|| {
-                // One grammar has all of them, and what it may cost is bounded for all together.
-                calls::schema(&all_strict, *style)?;
+                if index == 0 {
+                    // A grammar has all of them, and what it may cost is bounded for all together.
+                    calls::schema(&all_strict, *style)?;
+                }
                 let grammar = calls::after_opening(opening, *style, tools, &is_strict)?;
                 is_empty = grammar.is_empty();
                 Ok(TopLevelGrammar::from_lark(grammar))
@@ -84,10 +83,15 @@ impl Grammars {
             let rest = parser.map(|parser| Matcher::new(Ok(parser)));
             openers.push(Opener { opening, rest });
         }
-        let ends = |bytes: &[u8]| bytes.iter().any(|byte| matches!(byte, b'>' | b'=' | b':'));
-        let completes = |id: &u32| tokenizer.token_bytes(*id).is_some_and(ends);
-        Ok(Box::new(StrictCalls {
+        let ends: Vec<u8> = openers.iter().map(|opener| opener.opening.last_byte()).collect();
+        let completes = |id: &u32| {
+            let bytes = tokenizer.token_bytes(*id).unwrap_or_default();
+            bytes.iter().any(|byte| ends.contains(byte))
+        };
+        let mut calls = StrictCalls {
             completing: (0..tokenizer.vocab_size()).filter(completes).collect(),
+            whole: Arc::default(),
+            names: tools.iter().map(|tool| calls::name(tool).to_string().into_bytes()).collect(),
             tokenizer: Arc::clone(tokenizer),
             openers,
             param,
@@ -98,7 +102,10 @@ impl Grammars {
             closed_at: None,
             call: None,
             done: Vec::new(),
-        }))
+        };
+        let whole = calls.completing.iter().copied().filter(|token| calls.is_forbidden(*token));
+        calls.whole = whole.collect();
+        Ok(Box::new(calls))
     }
 }
 
@@ -113,6 +120,15 @@ struct Call {
     matcher: Matcher,
     /// Where the text before it began.
     free_from: usize,
+}
+
+/// An opening that was found.
+struct Opened<'c> {
+    opener: &'c Opener,
+    /// What the grammar of the call has to read of the text so far.
+    begun: Vec<u8>,
+    /// How much of that follows the opening.
+    n_after: usize,
 }
 
 /// What a token did.
@@ -130,6 +146,10 @@ struct StrictCalls {
     openers: Vec<Opener>,
     /// Tokens that may complete an opening.
     completing: Arc<[u32]>,
+    /// Those of them that contain a whole opening and more than that.
+    whole: Arc<[u32]>,
+    /// The tools' names, as JSON.
+    names: Arc<[Vec<u8>]>,
     param: &'static str,
     in_thought: bool,
     text: Vec<u8>,
@@ -158,41 +178,50 @@ impl StrictCalls {
         if self.tokenizer.is_special(token) && !opens() { &[] } else { bytes }
     }
 
-    /// The opening that `more` completes after the text so far, and what follows the opening.
-    fn opened<'m>(&self, more: &'m [u8]) -> Option<(&Opener, &'m [u8])> {
+    /// The last bytes of the text in which a call may be opened.
+    fn tail(&self) -> &[u8] {
         let free = &self.text[self.free_from.min(self.text.len())..];
-        let tail = &free[free.len().saturating_sub(MAX_OPENING_BYTES)..];
+        &free[free.len().saturating_sub(MAX_BARE_OPENING)..]
+    }
+
+    /// The opening that `more` completes after the text so far.
+    fn opened(&self, more: &[u8]) -> Option<Opened<'_>> {
+        let tail = self.tail();
         let joined = [tail, more].concat();
+        // Where what the grammar reads begins, and where the opening ends.
         let found = |opener: &Opener| {
-            let end = match opener.opening.text() {
+            let (begin, end) = match opener.opening.text() {
                 Some(text) => {
                     let from = tail.len().saturating_sub(text.len() - 1);
                     let at = joined[from..].windows(text.len()).position(|part| part == text)?;
-                    from + at + text.len()
+                    (from + at + text.len(), from + at + text.len())
                 }
-                None => end_of_name(&joined, free.len() > tail.len())?,
+                None => find_name(&joined, &self.names, tail.len())?,
             };
-            (end > tail.len()).then_some(end)
+            (end > tail.len()).then_some((begin, end))
         };
-        let ends = self.openers.iter().filter_map(|opener| Some((found(opener)?, opener)));
-        let (end, opener) = ends.min_by_key(|(end, _)| *end)?;
-        Some((opener, &more[end - tail.len()..]))
+        let found = self.openers.iter().filter_map(|opener| Some((found(opener)?, opener)));
+        let ((begin, end), opener) = found.min_by_key(|((_, end), _)| *end)?;
+        Some(Opened { opener, begun: joined[begin..].to_vec(), n_after: joined.len() - end })
     }
 
     /// Whether the text may be about to open a call.
     fn may_open(&self) -> bool {
-        let free = &self.text[self.free_from.min(self.text.len())..];
+        let tail = self.tail();
         self.openers.iter().any(|opener| match opener.opening.text() {
-            Some(text) => (1..text.len()).any(|n| free.ends_with(&text[..n])),
-            None => last_line(free).trim_ascii_start().starts_with(b"{"),
+            Some(text) => (1..text.len()).any(|n| tail.ends_with(&text[..n])),
+            None => may_name(tail, &self.names),
         })
     }
 
     /// Whether a token opens a call in a way that cannot go on: with more than white space after
     /// the opening, which the grammar has not seen, or where no tool can be called.
     fn is_forbidden(&self, token: u32) -> bool {
-        let Some((opener, rest)) = self.opened(self.bytes(token)) else { return false };
-        opener.rest.is_none() || !rest.trim_ascii().is_empty() || rest.len() > 4
+        let Some(Opened { opener, begun, n_after }) = self.opened(self.bytes(token)) else {
+            return false;
+        };
+        let after = &begun[begun.len() - n_after..];
+        opener.rest.is_none() || !after.trim_ascii().is_empty() || n_after > 4
     }
 
     fn refusal(&self, error: &impl fmt::Display) -> String {
@@ -217,10 +246,10 @@ impl StrictCalls {
             self.find_end_of_thought(before);
             return Ok(Step::Text);
         }
-        let opened = self.opened(&bytes).and_then(|(opener, rest)| {
+        let opened = self.opened(&bytes).and_then(|Opened { opener, begun, .. }| {
             let mut matcher = opener.rest.as_ref()?.deep_clone();
-            let white = self.tokenizer.encode_text(std::str::from_utf8(rest).ok()?).ok()?;
-            let begun = matcher.consume_tokens(&white).map(|()| matcher);
+            let begun = self.tokenizer.encode_text(std::str::from_utf8(&begun).ok()?).ok()?;
+            let begun = matcher.consume_tokens(&begun).map(|()| matcher);
             Some(begun.map_err(|error| self.refusal(&error)))
         });
         self.text.extend(bytes);
@@ -271,8 +300,9 @@ impl Constraint for StrictCalls {
             return Ok(());
         }
         mask.fill(u32::MAX);
-        if !self.is_thinking() && self.may_open() {
-            for token in self.completing.iter().filter(|token| self.is_forbidden(**token)) {
+        if !self.is_thinking() {
+            let tokens = if self.may_open() { &self.completing } else { &self.whole };
+            for token in tokens.iter().filter(|token| self.is_forbidden(**token)) {
                 mask[*token as usize / 32] &= !(1 << (token % 32));
             }
         }
@@ -319,6 +349,8 @@ impl Constraint for StrictCalls {
             tokenizer: Arc::clone(&self.tokenizer),
             openers: self.openers.iter().map(opener).collect(),
             completing: Arc::clone(&self.completing),
+            whole: Arc::clone(&self.whole),
+            names: Arc::clone(&self.names),
             param: self.param,
             in_thought: self.in_thought,
             text: self.text.clone(),
@@ -331,42 +363,48 @@ impl Constraint for StrictCalls {
     }
 }
 
-/// The text after the last line feed.
-fn last_line(text: &[u8]) -> &[u8] {
-    let begin = text.iter().rposition(|byte| *byte == b'\n').map_or(0, |at| at + 1);
-    &text[begin..]
+/// What stands before the name in the bare JSON of a call.
+const NAMED: [&[&[u8]]; 2] = [
+    &[b"{", b"\"name\"", b":"],
+    &[b"{", b"\"type\"", b":", b"\"function\"", b",", b"\"name\"", b":"],
+];
+
+/// The name of a tool in the bare JSON of a call, where it begins and where it ends. What ends
+/// within the first `n_known` bytes was found before. The reader of calls wants such JSON at the
+/// beginning of a line or after another call; here it may stand anywhere, so that none is missed.
+fn find_name(text: &[u8], names: &[Vec<u8>], n_known: usize) -> Option<(usize, usize)> {
+    let braces = (0..text.len()).filter(|at| text[*at] == b'{');
+    let named = braces.flat_map(|at| NAMED.map(|tokens| after_tokens(&text[at..], tokens)));
+    named.flatten().find_map(|rest| {
+        let name = names.iter().find(|name| rest.starts_with(name))?;
+        let begin = text.len() - rest.len();
+        Some((begin, begin + name.len())).filter(|(_, end)| *end > n_known)
+    })
 }
 
-/// Where `{"name":` ends that begins a line of the text, or that follows a call.
-fn end_of_name(text: &[u8], is_cut: bool) -> Option<usize> {
-    let mut begin = 0;
-    loop {
-        let line = &text[begin..];
-        // The beginning of a line that is cut was too long ago.
-        if begin > 0 || !is_cut {
-            let named: [&[&[u8]]; 2] = [
-                &[b"{", b"\"name\"", b":"],
-                &[b"{", b"\"type\"", b":", b"\"function\"", b",", b"\"name\"", b":"],
-            ];
-            if let Some(end) = named.iter().find_map(|tokens| end_of(line, tokens)) {
-                return Some(begin + end);
-            }
-        }
-        begin += 1 + line.iter().position(|byte| *byte == b'\n')?;
-    }
-}
-
-/// Where these tokens end, with white space between them, if the text begins with them.
-fn end_of(text: &[u8], tokens: &[&[u8]]) -> Option<usize> {
+/// What follows these tokens and white space around them, if the text begins with them.
+fn after_tokens<'t>(text: &'t [u8], tokens: &[&[u8]]) -> Option<&'t [u8]> {
     let mut rest = text;
-    // What may stand between two calls.
-    while let [b' ' | b'\t' | b'\r' | b'\n' | b';' | b',', after @ ..] = rest {
-        rest = after;
-    }
     for token in tokens {
         rest = rest.trim_ascii_start().strip_prefix(*token)?;
     }
-    Some(text.len() - rest.len())
+    Some(rest.trim_ascii_start())
+}
+
+/// Whether the text may be about to name a tool in bare JSON.
+fn may_name(text: &[u8], names: &[Vec<u8>]) -> bool {
+    let Some(brace) = text.iter().rposition(|byte| *byte == b'{') else { return false };
+    NAMED.iter().any(|tokens| {
+        let mut rest = &text[brace..];
+        for token in *tokens {
+            rest = rest.trim_ascii_start();
+            match rest.strip_prefix(*token) {
+                Some(after) => rest = after,
+                None => return token.starts_with(rest),
+            }
+        }
+        names.iter().any(|name| name.starts_with(rest.trim_ascii_start()))
+    })
 }
 
 /// Two constraints at once.

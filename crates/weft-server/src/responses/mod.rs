@@ -32,7 +32,7 @@ pub(crate) use self::recent::{Recent, Recorder};
 pub(crate) use self::stream::{Framing, stream};
 pub(crate) use self::token_ids::TokenIds;
 pub(crate) use self::tool_calls::{
-    Beginning, CallDelta, CallStyle, ToolForm, calls_in_pieces, is_text_parameter,
+    Beginning, CallDelta, CallStyle, MAX_BARE_OPENING, ToolForm, calls_in_pieces, is_text_parameter,
 };
 pub(crate) use self::usage::{add_costs, add_progress, add_thought, add_usage, reason, usage};
 

@@ -140,7 +140,7 @@ fn texts_in_tags_are_quoted_unless_the_schema_says_that_they_are_texts() {
 #[test]
 fn all_strict_tools_are_bounded_together() {
     let options = |key: &str| -> Vec<Value> {
-        (0..90).map(|i| json!({"type": "object", "required": [format!("{key}{i}")]})).collect()
+        (0..40).map(|i| json!({"type": "object", "required": [format!("{key}{i}")]})).collect()
     };
     let mut tools = rule(CallStyle::Hermes);
     tools.tools[0]["function"]["parameters"] =
@@ -160,15 +160,17 @@ fn bare_calls_of_llama_fit_their_schemas() {
         "Well:\n {\"name\": \"loose\", \"parameters\": {}}; \
          { \"type\" : \"function\", \"name\": \"weather\", \"parameters\": {\"city\": \"\"}}",
         "{\"title\": 1, \"name\": 2} and {\"name\": 3}",
+        "{\"name\": \"Ann\", \"age\": 7}\n{\"name\": 1}, {\"name\": \"weathers\"}",
         "<|python_tag|>{\"name\": \"loose\", \"parameters\": {}}",
         "<function=weather>{\"city\": \"Rome\"}</function>",
     ];
     let wrong = [
-        "{\"name\": |1",
-        "a\n{\"name\": \"|news\"",
+        "{\"name\": \"weather\"|}",
+        "{\n  \"name\" :\n \"weather\"|;",
+        "a {\"type\": \"function\", \"name\": \"weather\", \"|x\"",
         "{\"name\": \"weather\", \"parameters\": {\"|x",
         "<function=weather>{\"|x\"",
-        "{\"name\": \"loose\", \"parameters\": {}}, {\"name\": \"|x",
+        "{\"name\": \"loose\", \"parameters\": {}} }, {\"name\": \"weather\", \"parameters\": {\"|x",
     ];
     check(&rule(CallStyle::Bare), &right, &wrong);
 }
@@ -184,7 +186,7 @@ fn tokens_that_hide_an_opening_are_forbidden() {
         found.unwrap_or_else(|| panic!("no token {text}"))
     };
     for (style, before, hidden, plain) in [
-        (CallStyle::Bare, "{\"name", "\":\"", "\":"),
+        (CallStyle::Bare, "{\n \"name\":\n\"weather", "\":\"", "\""),
         (CallStyle::Hermes, "<tool_call", "></", ">"),
     ] {
         let mut calls = grammars(&tokenizer).strict(&tokenizer, &rule(style), "x").unwrap();

@@ -14,6 +14,9 @@ pub(super) const PYTHON: &str = "<|python_tag|>";
 pub(super) const FUNCTION: &str = "<function=";
 pub(super) const END_FUNCTION: &str = "</function>";
 
+/// Bytes of a bare call before its arguments, at most: what is longer is text.
+pub(crate) const MAX_BARE_OPENING: usize = 256;
+
 /// How a model writes a call.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum CallStyle {
@@ -125,6 +128,18 @@ pub(super) fn opening(call: &str) -> Opening<'_> {
     }
 }
 
+/// Whether what stands before the arguments of a bare call is as short and plain as strict tools
+/// know it. `call` is the text from its brace on, and `rest` what follows.
+pub(super) fn is_plain(call: &str, rest: &str) -> bool {
+    let before = &call[..call.len() - rest.len()];
+    before.len() <= MAX_BARE_OPENING && !before.contains('\\')
+}
+
+/// Whether the text has the whole name of a call.
+pub(super) fn is_named(call: &str) -> bool {
+    Reader { rest: call, is_over: false }.named().is_some()
+}
+
 /// Whether the tag that ends a call is in the text before its rest.
 pub(super) fn is_closed(text: &str, rest: &str) -> bool {
     text[..text.len() - rest.len()].contains(CLOSE)
@@ -138,7 +153,22 @@ struct Reader<'t> {
 }
 
 impl Reader<'_> {
+    /// Reads up to the arguments of a call.
     fn call(&mut self) -> Option<String> {
+        let name = self.named()?;
+        self.token(",")?;
+        let key = self.string()?;
+        self.token(":")?;
+        if !matches!(&*key, "arguments" | "parameters") {
+            return None;
+        }
+        self.rest = self.rest.trim_ascii_start();
+        self.is_over = self.rest.is_empty();
+        self.rest.starts_with('{').then_some(name)
+    }
+
+    /// Reads up to the end of a call's name.
+    fn named(&mut self) -> Option<String> {
         self.token("{")?;
         let mut key = self.string()?;
         self.token(":")?;
@@ -151,27 +181,18 @@ impl Reader<'_> {
         if key != "name" {
             return None;
         }
-        let name = self.string().filter(|name| !name.is_empty())?;
-        self.token(",")?;
-        let key = self.string()?;
-        self.token(":")?;
-        if !matches!(&*key, "arguments" | "parameters") {
-            return None;
-        }
-        self.rest = self.rest.trim_start();
-        self.is_over = self.rest.is_empty();
-        self.rest.starts_with('{').then_some(name)
+        self.string().filter(|name| !name.is_empty())
     }
 
     fn token(&mut self, token: &str) -> Option<()> {
-        let rest = self.rest.trim_start();
+        let rest = self.rest.trim_ascii_start();
         self.is_over = rest.is_empty();
         self.rest = rest.strip_prefix(token)?;
         Some(())
     }
 
     fn string(&mut self) -> Option<String> {
-        let rest = self.rest.trim_start();
+        let rest = self.rest.trim_ascii_start();
         self.is_over = rest.is_empty();
         let inner = rest.strip_prefix('"')?;
         let mut is_escaped = false;

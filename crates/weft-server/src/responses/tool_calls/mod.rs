@@ -6,6 +6,7 @@
 //! Text that may still turn out to be a call is held back. How the text is cut changes nothing.
 
 mod form;
+mod found;
 mod mender;
 mod pieces;
 mod tags;
@@ -14,56 +15,18 @@ mod tests;
 
 use std::sync::Arc;
 
-use self::form::{CLOSE, END_FUNCTION, FUNCTION, OPEN, Opening, is_closed, opening, read_calls};
+use self::form::{
+    CLOSE, END_FUNCTION, FUNCTION, OPEN, Opening, is_closed, is_named, is_plain, opening,
+    read_calls,
+};
+pub(super) use self::found::{Found, append};
 use self::mender::JsonMender;
 use self::tags::TagCall;
 use super::response_id;
 
-pub(crate) use self::form::{CallStyle, ToolForm, is_text_parameter};
+pub(crate) use self::form::{CallStyle, MAX_BARE_OPENING, ToolForm, is_text_parameter};
+pub(crate) use self::found::{Beginning, CallDelta};
 pub(crate) use self::pieces::calls_in_pieces;
-
-/// A part of a call: its beginning, more of its arguments, or both.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct CallDelta {
-    /// Which call of the choice.
-    pub(crate) index: usize,
-    pub(crate) beginning: Option<Beginning>,
-    /// More of the JSON of an object.
-    pub(crate) arguments: String,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Beginning {
-    pub(crate) id: String,
-    pub(crate) name: String,
-}
-
-/// Appends later parts of calls.
-pub(super) fn append(calls: &mut Vec<CallDelta>, later: Vec<CallDelta>) {
-    for delta in later {
-        match calls.last_mut().filter(|last| last.index == delta.index) {
-            Some(last) => last.arguments.push_str(&delta.arguments),
-            None => calls.push(delta),
-        }
-    }
-}
-
-/// What became certain: text, then parts of calls, then text.
-#[derive(Debug, Default, PartialEq, Eq)]
-pub(super) struct Found {
-    pub(super) before: String,
-    pub(super) calls: Vec<CallDelta>,
-    pub(super) after: String,
-}
-
-impl Found {
-    fn text(&mut self, text: &str) {
-        match self.calls.is_empty() {
-            true => self.before.push_str(text),
-            false => self.after.push_str(text),
-        }
-    }
-}
 
 /// What the next text belongs to.
 #[derive(Debug)]
@@ -175,7 +138,12 @@ impl ToolCallStream {
         let held = std::mem::take(&mut self.held);
         match std::mem::replace(&mut self.state, State::Text) {
             State::Call(opener) => {
-                let calls = read_calls(&held).filter(|_| !is_cut && opener != Opener::Function);
+                let may_be = match opener {
+                    Opener::Function => false,
+                    Opener::Brace => is_named(&held),
+                    Opener::Tag(_) => true,
+                };
+                let calls = read_calls(&held).filter(|_| !is_cut && may_be);
                 match calls
                     .filter(|calls| calls.iter().all(|(name, _)| self.may_call(opener, name)))
                 {
@@ -268,7 +236,7 @@ impl ToolCallStream {
             match character {
                 '{' if begins_line => return Some(at),
                 '\n' => begins_line = true,
-                _ if character.is_whitespace() => {}
+                _ if character.is_ascii_whitespace() => {}
                 _ => begins_line = false,
             }
         }
@@ -290,7 +258,7 @@ impl ToolCallStream {
         if !text.is_empty() {
             let line = text.rsplit('\n').next().unwrap_or_default();
             self.begins_line =
-                line.trim().is_empty() && (line.len() < text.len() || self.begins_line);
+                line.trim_ascii().is_empty() && (line.len() < text.len() || self.begins_line);
         }
         found.text(text);
     }
@@ -307,7 +275,12 @@ impl ToolCallStream {
             return false;
         }
         let waits_for_tag = opener == Opener::Tag(OPEN);
+        let is_bare = opener == Opener::Brace;
         match opening(inner) {
+            Opening::Call(_, rest) if is_bare && !is_plain(inner, rest) => {
+                self.give_up(opener, found)
+            }
+            Opening::Open if is_bare && !is_plain(inner, "") => self.give_up(opener, found),
             // A tag in the name ends the call, as it does if the rest has not come yet.
             Opening::Call(_, rest) if waits_for_tag && is_closed(inner, rest) => {
                 self.read_whole(opener, found)

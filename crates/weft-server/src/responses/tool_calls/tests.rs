@@ -64,6 +64,13 @@ fn bare_calls_are_found_alone_in_a_row_and_in_lines() {
         "A set {1, 2}\n{ and text",
         "<|python_tag|>print(1)",
         "see {\"name\": \"f\", \"parameters\": {}} inside of a line",
+        // Strict tools know the beginning of a call by its plain bytes.
+        "{\"\\u006eame\": \"f\", \"parameters\": {}}",
+        "{\"name\": \"\\u0066\", \"parameters\": {}}",
+        "{\u{a0}\"name\": \"f\", \"parameters\": {}}",
+        "\u{a0}{\"name\": \"f\", \"parameters\": {}}",
+        "{\"name\": \"f",
+        &format!("{{{}\"name\": \"f\", \"parameters\": {{}}}}", " ".repeat(MAX_BARE_OPENING)),
     ] {
         assert_eq!(read_all(CallStyle::Bare, text), (text.to_owned(), Vec::new(), false));
     }
