@@ -53,6 +53,38 @@ class Runner(unittest.TestCase):
             self.assertEqual(len(file.read().splitlines()), 3, "the lines stay for the caller")
 
 
+class Steps(unittest.TestCase):
+    """What `.ci/run` is made of, in a script with other steps."""
+
+    def script(self, lines):
+        """Runs lines as `.ci/run` would; returns the code and the output."""
+        with tempfile.TemporaryDirectory() as folder:
+            steps = os.path.join(os.path.dirname(TOOLS), ".ci/steps.sh")
+            text = f"set -euo pipefail\nlog={folder}/log\nnotes={folder}\nsource {steps}\n{lines}"
+            done = subprocess.run(["bash", "-c", text], capture_output=True, text=True, timeout=60)
+            return done.returncode, done.stdout
+
+    def test_what_runs_beside_is_joined_with_its_code(self):
+        code, output = self.script("good() { step echo fine; }\nbeside good\nstep echo first\njoin good")
+        self.assertEqual(code, 0)
+        self.assertLess(output.index("first"), output.index("fine"))
+        code, output = self.script("bad() { step sh -c 'exit 7'; }\nbeside bad\njoin bad\necho after")
+        self.assertEqual((code, "after" in output), (7, False))
+
+    def test_a_step_that_fails_ends_what_runs_beside_it_and_what_that_started(self):
+        # One of the two does not end when it is asked to.
+        children = "sleep 300 & echo $! >&3; (trap '' TERM; sleep 301 & echo $! >&3; wait)"
+        with tempfile.NamedTemporaryFile("r") as file:
+            lines = f"exec 3>>{file.name}\nlong() {{ {children}; }}\nbeside long\n"
+            wait = f"until [[ $(wc -l <{file.name}) == 2 ]]; do sleep 0.05; done\n"
+            code, output = self.script(f"grace=5\n{lines}{wait}step false\necho after")
+            self.assertEqual((code, "after" in output), (1, False))
+            numbers = file.read().split()
+        states = subprocess.run(["ps", "-o", "stat=,args=", "-p", ",".join(numbers)], capture_output=True, text=True)
+        left = [line for line in states.stdout.splitlines() if not line.startswith("Z")]
+        self.assertEqual((len(numbers), left), (2, []))
+
+
 class Summary(unittest.TestCase):
     LOG = """
 test result: ok. 7 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out; finished in 0.10s

@@ -5,11 +5,11 @@
 //! to; a cache that cannot be written is not an error. This file does not know what the kernels
 //! compute.
 
-use std::ffi::{CString, c_char, c_int, c_void};
+use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::panic::catch_unwind;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Condvar, Mutex, OnceLock, PoisonError};
+use std::sync::{Condvar, Mutex, Once, PoisonError};
 use std::time::Duration;
 
 use cudarc::nvrtc::{result, sys};
@@ -49,11 +49,16 @@ fn options(arch: &str) -> Vec<String> {
 /// The compiler's version; if there is no compiler, the error says how to install it.
 pub(crate) fn version() -> Result<(i32, i32), CudaError> {
     // Opening and closing a library of this size takes long enough to do it once.
-    static FOUND: OnceLock<(i32, i32)> = OnceLock::new();
-    if let Some(version) = FOUND.get() {
-        return Ok(*version);
+    static FOUND: Mutex<Option<(i32, i32)>> = Mutex::new(None);
+    let mut found = FOUND.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(version) = *found {
+        return Ok(version);
     }
-    find().map(|version| *FOUND.get_or_init(|| version))
+    let _running = Running::begin().ok_or_else(|| CudaError::Unavailable(ENDING.to_owned()))?;
+    let version = find()?;
+    end_first();
+    *found = Some(version);
+    Ok(version)
 }
 
 fn find() -> Result<(i32, i32), CudaError> {
@@ -113,7 +118,11 @@ pub fn compile(program: &Program, arch: &str) -> Result<Compiled, CudaError> {
     let source = c_string(&program.source)?;
     let files = program.files.iter().map(|(name, text)| Ok((c_string(name)?, c_string(text)?)));
     let files: Vec<(CString, CString)> = files.collect::<Result<_, CudaError>>()?;
-    let _running = Running::begin().ok_or_else(|| failed("the process is ending".to_owned()))?;
+    let running = Running::begin().ok_or_else(|| failed(ENDING.to_owned()))?;
+    PREPARED.call_once(prepare);
+    if running.is_ending() {
+        return Err(failed(ENDING.to_owned()));
+    }
     let program = create(&source, &files).map_err(|error| failed(error.to_string()))?;
     // SAFETY: the program was just made, and is destroyed once, at the end.
     unsafe {
@@ -127,6 +136,25 @@ pub fn compile(program: &Program, arch: &str) -> Result<Compiled, CudaError> {
         let cubin = cubin.map_err(|error| failed(format!("{error}: {report}")))?;
         Ok(Compiled { cubin, report })
     }
+}
+
+const ENDING: &str = "the process is ending";
+
+/// Whether the library has compiled something.
+static PREPARED: Once = Once::new();
+
+/// Compiles almost nothing: the library makes its own objects in its first compilation, and `end`
+/// must be registered after all of them before others compile for seconds.
+fn prepare() {
+    let Ok(program) = create(c"extern \"C\" __global__ void nothing() {}", &[]) else { return };
+    // SAFETY: the program was just made, and is destroyed once. If it does not compile, nor will
+    // those that follow, and they say why.
+    unsafe {
+        watch(program);
+        let _ = result::compile_program(program, &options("sm_90"));
+        let _ = result::destroy_program(program);
+    }
+    end_first();
 }
 
 /// Compilers that run, and whether the process is ending.
@@ -144,12 +172,20 @@ struct Running;
 impl Running {
     /// None if the process is ending.
     fn begin() -> Option<Self> {
+        // Before anything of the library is there: the end of the process waits for this compiler.
+        if !wait_at_end() {
+            return None;
+        }
         let mut running = RUNNING.lock().unwrap_or_else(PoisonError::into_inner);
         if running.1 {
             return None;
         }
         running.0 += 1;
         Some(Self)
+    }
+
+    fn is_ending(&self) -> bool {
+        RUNNING.lock().unwrap_or_else(PoisonError::into_inner).1
     }
 }
 
@@ -180,14 +216,19 @@ extern "C" fn stops(_: *mut c_void, _: *mut c_void) -> c_int {
     c_int::from(RUNNING.lock().unwrap_or_else(PoisonError::into_inner).1)
 }
 
+/// Has `end` run when the process ends; false if it has already run all that was to run then.
+fn wait_at_end() -> bool {
+    // SAFETY: the function lives as long as the process, and running it twice does no harm.
+    unsafe { atexit(end) == 0 }
+}
+
 /// Makes `end` run before the library takes down the objects that it has made up to now. It makes
 /// most of them in its first compilation, so the first calls of this function count.
 fn end_first() {
     const CALLS: usize = 256;
     static CALLED: AtomicUsize = AtomicUsize::new(0);
     if CALLED.fetch_add(1, Ordering::Relaxed) < CALLS {
-        // SAFETY: the function lives as long as the process, and running it twice does no harm.
-        unsafe { atexit(end) };
+        wait_at_end();
     }
 }
 
@@ -210,7 +251,7 @@ unsafe fn watch(program: sys::nvrtcProgram) {
 
 /// A program whose includes are found by name. NVRTC copies all texts.
 fn create(
-    source: &CString,
+    source: &CStr,
     files: &[(CString, CString)],
 ) -> Result<sys::nvrtcProgram, result::NvrtcError> {
     let names: Vec<*const c_char> = files.iter().map(|(name, _)| name.as_ptr()).collect();

@@ -5,9 +5,10 @@
 //! token, so a user's `<|im_end|>` stays text. Only [`Tokenizer::encode_markup`] recognises added
 //! tokens.
 //!
-//! The `tokenizers` crate supplies the regular expressions and the Unicode normal forms. Splitting
-//! and merging are done here on bytes, because the crate stores 16 bytes of alignment for each byte
-//! of text, and silently ends a text where its regex engine gives up (see `split.rs`).
+//! Regular expressions and Unicode normal forms come from the crates that Hugging Face's own
+//! `tokenizers` takes. Splitting and merging are done here on bytes, because `tokenizers` stores 16
+//! bytes of alignment for each byte of text, and silently ends a text where its regex engine gives up
+//! (see `split.rs`). Tests compare the two.
 
 mod added;
 mod file;

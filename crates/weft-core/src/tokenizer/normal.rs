@@ -4,7 +4,7 @@
 
 use std::borrow::Cow;
 
-use tokenizers::NormalizedString;
+use unicode_normalization_alignments::UnicodeNormalization;
 
 /// A Unicode normal form.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -15,8 +15,7 @@ pub(super) enum Form {
     Nfkd,
 }
 
-/// The normaliser needs about 20 bytes for each byte of text, so long texts are processed in
-/// blocks.
+/// A text that is normalised is there twice, so long texts are processed in blocks.
 const BLOCK_BYTES: usize = 16 << 10;
 
 /// Applies `forms` one after the other. ASCII is in every normal form.
@@ -34,14 +33,13 @@ fn normalize(form: Form, block: &str) -> String {
     if block.is_ascii() {
         return block.to_owned();
     }
-    let mut normalized = NormalizedString::from(block);
+    // Each character comes with its change of length, which nobody needs here.
     match form {
-        Form::Nfc => normalized.nfc(),
-        Form::Nfd => normalized.nfd(),
-        Form::Nfkc => normalized.nfkc(),
-        Form::Nfkd => normalized.nfkd(),
-    };
-    normalized.get().to_owned()
+        Form::Nfc => block.nfc().map(|(c, _)| c).collect(),
+        Form::Nfd => block.nfd().map(|(c, _)| c).collect(),
+        Form::Nfkc => block.nfkc().map(|(c, _)| c).collect(),
+        Form::Nfkd => block.nfkd().map(|(c, _)| c).collect(),
+    }
 }
 
 /// Cuts `text` before characters that neither combine with nor reorder around the text before them:

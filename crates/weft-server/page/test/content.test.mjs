@@ -181,6 +181,8 @@ test('several models can be chosen from, and one needs no choice', async () => {
   await ask(page, 'Who are you?', 'I am another');
   assert.equal((await asked).postDataJSON().model, 'another');
   await page.reload();
+  // The list is there once the server has been asked.
+  await page.locator('#model option').nth(1).waitFor({ state: 'attached' });
   assert.equal(await page.locator('#model').inputValue(), 'another');
 });
 
@@ -211,7 +213,7 @@ test('an answer whose model is being loaded says how far that is', async () => {
   let isLoaded = false;
   const script = function* loads() {
     yield ': loading the model, 43 %\n\n';
-    while (!isLoaded) yield 20;
+    yield () => isLoaded;
     yield delta({ content: 'Here I am.' });
     yield END;
   };

@@ -80,11 +80,12 @@ async function fromFolder(route, address) {
   await route.fulfill({ path: fileOf(url), headers: { 'content-security-policy': policy, 'cache-control': 'no-cache' } });
 }
 
-/** A page whose answers are scripted; see script.mjs. */
+/** A page whose answers are scripted; see script.mjs. The script is given a function that returns the page. */
 export async function withScript(script, does, options = {}) {
-  const front = await scripted(server.address, script);
+  let page;
+  const front = await scripted(server.address, () => script(() => page));
   try {
-    const page = await visit({ address: front.address, expects: ['ERR_INCOMPLETE_CHUNKED_ENCODING', 'ERR_CONNECTION_RESET', 'ERR_EMPTY_RESPONSE'], ...options });
+    page = await visit({ address: front.address, expects: ['ERR_INCOMPLETE_CHUNKED_ENCODING', 'ERR_CONNECTION_RESET', 'ERR_EMPTY_RESPONSE'], ...options });
     await page.locator('#served', { hasText: 'weft-tiny' }).waitFor({ state: 'attached' });
     await does(page);
     for (const { context } of open) await context.close();

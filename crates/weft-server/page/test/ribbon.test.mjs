@@ -16,18 +16,24 @@ const report = (more = {}, document = {}) => ({
 
 const progress = (processed, ms) => delta({}, { prompt_progress: { total: 1000, cache: 50, processed, time_ms: ms }, chunk_report: report() });
 
-/** A prompt that is read in four steps, then an answer in two words. */
-function* slow() {
+/** Whether `follow` has seen something, and drawn it. */
+const hasSeen = (page, does, of) => page().evaluate(does, of).then(async (is) => is && page().evaluate(() => new Promise((resolve) => { requestAnimationFrame(() => requestAnimationFrame(() => resolve(true))); })));
+
+/** A prompt that is read in four steps, then an answer in two words: each when the one before was seen. */
+function* slow(page) {
   yield delta({ role: 'assistant', content: null });
-  yield 150;
+  yield () => hasSeen(page, () => Boolean(document.querySelector('.answer')));
+  let n = 0;
   for (const [processed, ms] of [[50, 0], [275, 1000], [500, 2000], [725, 3000], [1000, 4000]]) {
     yield progress(processed, ms);
-    yield 350;
+    n += 1;
+    const number = n;
+    yield () => hasSeen(page, (least) => window.reads?.size >= least, number);
   }
-  yield delta({ content: 'Hello ' });
-  yield 300;
-  yield delta({ content: 'world.' });
-  yield 300;
+  for (const word of ['Hello', 'world.']) {
+    yield delta({ content: `${word} ` });
+    yield () => hasSeen(page, (text) => [...document.querySelectorAll('.prose')].at(-1).textContent.includes(text), word);
+  }
   const whole = report({ answer_attention: 0.1 }, { attention: 0.6 });
   yield `data: ${JSON.stringify({ id: 'chatcmpl-1', choices: [{ index: 0, delta: {}, finish_reason: 'stop' }], chunk_report: whole, timings: { prompt_ms: 4100, predicted_per_second: 12 }, usage: { completion_tokens: 2 } })}\n\n`;
   yield 'data: [DONE]\n\n';
@@ -37,6 +43,7 @@ function* slow() {
 const follow = (page) => page.evaluate(() => {
   window.seen = new Set();
   window.fills = new Set();
+  window.reads = new Set();
   window.lines = new Set();
   const look = () => {
     const answer = [...document.querySelectorAll('.answer')].at(-1);
@@ -44,8 +51,10 @@ const follow = (page) => page.evaluate(() => {
       const top = answer.getBoundingClientRect().top;
       const { height } = answer.querySelector('.context').getBoundingClientRect();
       const prose = answer.querySelector('.prose');
-      const segment = answer.querySelectorAll('.strip .segment')[1];
+      const parts = [...answer.querySelectorAll('.strip .segment')];
+      const segment = parts[1];
       if (segment && !prose.textContent) {
+        window.reads.add(parts.map((part) => part.style.getPropertyValue('--done')).join());
         window.fills.add(Number(segment.style.getPropertyValue('--done')).toFixed(2));
         window.lines.add(answer.querySelector('.summary').textContent);
       }
@@ -85,8 +94,8 @@ describe('the ribbon', () => {
     test(`does not move the answer while its details are open: ${width} px`, async () => {
       // With two documents there is more to say at the end.
       const two = (text) => text.replace(/("kind":"context",.*?"tokens":)900(.*?)(\},\{"id":null,"kind":"query")/, '$1450$2},{"id":"b","kind":"context","level":1,"tokens":450,"cached_tokens":0,"source":"computed","reuse":"exact","shift":0,"repaired_tokens":0,"attention":0.05,"ms":0$3').replace('{"id":null,"kind":"context"', '{"id":"a","kind":"context"');
-      function* script() {
-        for (const part of slow()) yield typeof part === 'string' ? two(part) : part;
+      function* script(at) {
+        for (const part of slow(at)) yield typeof part === 'string' ? two(part) : part;
       }
       await withScript(script, async (page) => {
         await page.getByLabel('Your question').fill('What is this?');
@@ -106,7 +115,7 @@ describe('the ribbon', () => {
     function* half() {
       yield progress(50, 0);
       yield progress(500, 2000);
-      yield 20_000;
+      yield () => false;
     }
     await withScript(half, async (page) => {
       await page.getByLabel('Your question').fill('What is this?');
@@ -127,9 +136,10 @@ describe('the ribbon', () => {
   });
 
   test('is there while the prompt waits for a lane, and is read when its turn comes', async () => {
-    function* queued() {
-      yield 3000;
-      yield* slow();
+    let hasWaited = false;
+    function* queued(at) {
+      yield () => hasWaited;
+      yield* slow(at);
     }
     await withScript(queued, async (page) => {
       await addExamples(page);
@@ -143,6 +153,7 @@ describe('the ribbon', () => {
       assert.deepEqual(names.slice(-4), ['krogaste.txt', 'nusonix.txt', 'kehujax.txt', 'this question']);
       assert.equal(await answer.locator('.strip .segment').last().evaluate((node) => node.style.getPropertyValue('--done')), '0');
       await shot(page, 'waiting');
+      hasWaited = true;
       await finished(page);
       assert.match(await answer.locator('.summary').innerText(), /^1,000 tokens · 5 % kept/);
       const seen = await page.evaluate(() => [...window.seen]);
@@ -204,9 +215,11 @@ describe('the details', () => {
     const [cold, run] = await lastAnswer(page).locator('.times .figure').allInnerTexts();
     const [, first] = /first token after ([\d.]+ m?s)/.exec(await lastAnswer(page).locator('.stats').innerText());
     assert.equal(run, first);
-    const [, saved] = /([\d.]+) ms saved/.exec(await lastAnswer(page).locator('.summary').innerText());
-    const ms = (text) => Number.parseFloat(text.replace('≈ ', ''));
-    assert.ok(Math.abs(ms(cold) - ms(run) - Number(saved)) <= 2, `${cold} is not ${run} and ${saved} ms saved`);
+    const [, saved] = /([\d.]+ m?s) saved/.exec(await lastAnswer(page).locator('.summary').innerText());
+    // On a slow machine these are seconds, to a tenth.
+    const ms = (text) => Number.parseFloat(text.replace('≈ ', '')) * (/ s$/.test(text) ? 1000 : 1);
+    const rounding = [cold, run, saved].some((text) => / s$/.test(text)) ? 200 : 2;
+    assert.ok(Math.abs(ms(cold) - ms(run) - ms(saved)) <= rounding, `${cold} is not ${run} and ${saved} saved`);
     assert.equal((await segments(lastAnswer(page))).length, await lastAnswer(page).locator('.share').count());
   });
 });

@@ -2,7 +2,8 @@
 # Drives the page in Debian's chromium against the real server. Installs what it needs: chromium and a
 # typeface from Debian, playwright-core (which brings no browser) and axe-core from npm, pinned in
 # package.json. If they cannot be installed, this suite counts as skipped, which CI refuses.
-# `run.sh --install` only installs.
+# `run.sh --install` only installs. Two files of tests run at once, each with its own browser and server:
+# they wait more than they compute.
 set -euo pipefail
 cd "$(dirname "$0")"
 
@@ -39,5 +40,5 @@ fi
 [[ "${1:-}" != --install ]] || exit 0
 
 # The binary that the tests before this were run with.
-(cd ../../../.. && cargo test --locked --workspace --no-run)
-exec node --test --test-concurrency=1 --test-reporter=spec ./*.test.mjs
+[[ -n "${WEFT_IS_BUILT:-}" ]] || (cd ../../../.. && cargo test --locked --workspace --no-run)
+exec node --test --test-concurrency=2 --test-reporter=spec ./*.test.mjs

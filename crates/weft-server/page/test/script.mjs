@@ -4,7 +4,12 @@
 import { createServer, request } from 'node:http';
 import { setTimeout as sleep } from 'node:timers/promises';
 
-/** `script` yields bytes to send, or milliseconds to wait; returning ends the answer. */
+const POLL_MS = 20;
+
+/**
+ * `script` yields bytes to send, milliseconds to wait, or a condition to wait for: a function that is
+ * asked again and again. Returning ends the answer.
+ */
 export async function scripted(address, script) {
   const { hostname, port } = new URL(address);
   const server = createServer(async (asked, answer) => {
@@ -27,6 +32,7 @@ export async function scripted(address, script) {
         return;
       }
       if (typeof part === 'number') await sleep(part);
+      else if (typeof part === 'function') while (!answer.destroyed && !(await part())) await sleep(POLL_MS);
       else answer.write(part);
     }
     answer.end();
