@@ -25,11 +25,12 @@ pub(super) fn group_layers(
     chunks: impl Iterator<Item = (Range<u16>, usize)>,
     row_bytes: usize,
 ) -> Vec<Range<u16>> {
-    let (mut all, mut least_rows) = (u16::MAX..0, usize::MAX);
+    let (mut start, mut end, mut least_rows) = (u16::MAX, 0, usize::MAX);
     for (layers, n_rows) in chunks {
-        all = all.start.min(layers.start)..all.end.max(layers.end);
+        (start, end) = (start.min(layers.start), end.max(layers.end));
         least_rows = least_rows.min(n_rows);
     }
+    let all = start..end;
     if all.is_empty() {
         return Vec::new();
     }
