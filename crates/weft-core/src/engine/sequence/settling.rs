@@ -81,8 +81,8 @@ impl Sequence {
         }
     }
 
-    /// The part of a step's time that was spent on computing its tokens. If the step also waited for
-    /// copies, that is an estimate, and the rest counts as loading rows.
+    /// The part of a step's time that was spent on computing its tokens. If the step also waited
+    /// for copies, that is an estimate, and the rest counts as loading rows.
     pub(super) fn computing_time(&mut self, cache: &mut Cache, time: Duration) -> Duration {
         let n_tokens = self.step.tokens.len();
         if self.settles_in_step.take().is_none() {
