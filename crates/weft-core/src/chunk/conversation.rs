@@ -275,6 +275,28 @@ mod tests {
             let chat = desk.compose(&agent("changes: 1"), &reuse);
             assert_eq!(chat.pieces.iter().position(|piece| piece.is_anchor), Some(place), "{mark}");
         }
+        // Without a mark it is the longest, wherever it stands.
+        let first = "it changes, and is longer than the rules of the agent ".repeat(2);
+        let chat = desk.compose(&agent(&first), &anchored());
+        assert_eq!(chat.pieces.iter().position(|piece| piece.is_anchor), Some(1));
+    }
+
+    /// An argument may be the name of a call that comes later.
+    #[test]
+    fn a_call_is_found_in_its_turn_only() {
+        let desk = Desk::new();
+        let mut conversation = agent("changes: 1");
+        let calls = ["find", "read", "open"].map(|name| {
+            let arguments = if name == "find" { "open" } else { "x" };
+            json!({"type": "function", "function": {"name": name, "arguments": {"query": arguments}}})
+        });
+        conversation.messages[2].tool_calls = Some(calls.to_vec());
+        let texts = desk.texts(&desk.compose(&conversation, &anchored()));
+        for name in ["find", "read", "open"] {
+            let begin = format!("{name}\"");
+            let n = texts.iter().filter(|text| text.starts_with(&begin)).count();
+            assert_eq!(n, 1, "{name}: {texts:#?}");
+        }
     }
 
     fn long(turns: usize) -> Conversation {

@@ -82,12 +82,17 @@ fn whatever_decides_the_rows_is_in_the_fingerprint() {
     let theta = config.replace("\"rope_theta\": ", "\"rope_theta\": 1");
     assert_ne!(config, theta);
     assert_ne!(plain, of(&folder(&[("config.json", &theta)])), "the config");
-    // The first number of any other tensor would do as well.
-    let tuned = folder(&[]);
-    let file = tuned.path().join("model.safetensors");
-    let mut bytes = fs::read(&file).unwrap();
-    let header = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
-    bytes[8 + header] ^= 1;
-    fs::write(&file, bytes).unwrap();
-    assert_ne!(plain, of(&tuned), "the weights");
+    // Any other tensor would do as well: it is read at its begin, in its middle and at its end.
+    let whole = fs::read(folder(&[]).path().join("model.safetensors")).unwrap();
+    let header = u64::from_le_bytes(whole[..8].try_into().unwrap()) as usize;
+    let tensors: serde_json::Value = serde_json::from_slice(&whole[8..8 + header]).unwrap();
+    let range = &tensors["model.embed_tokens.weight"]["data_offsets"];
+    let [start, end] = [0, 1].map(|at| 8 + header + range[at].as_u64().unwrap() as usize);
+    for at in [start, start.midpoint(end), end - 1] {
+        let tuned = folder(&[]);
+        let mut bytes = whole.clone();
+        bytes[at] ^= 1;
+        fs::write(tuned.path().join("model.safetensors"), bytes).unwrap();
+        assert_ne!(plain, of(&tuned), "the weights, {} of {}", at - start, end - start);
+    }
 }

@@ -110,8 +110,9 @@ template <class W, bool ONE> struct ExpertPair {
     using Stage = TileStage<W, EXPERT_UNITS>;
     using F = typename W::Form;
     static constexpr bool IS_EVEN = EXPERT_UNITS % Stage::STRIP == 0 && Stage::STRIP % units_together(Stage::STRIP) == 0;
-    // Of one token four, if its experts come out even.
-    static constexpr int AT_ONCE = ONE && N_CHOSEN % 4 == 0 && come_out_even<Stage>(4) ? 4 : inputs_of_two_fit() && come_out_even<Stage>(2) ? 2 : 1;
+    // Of one token four, if its experts come out even and their weights take few registers.
+    static constexpr bool ARE_FOUR = ONE && !W::IS_PLAIN && N_CHOSEN % 4 == 0 && come_out_even<Stage>(4);
+    static constexpr int AT_ONCE = ARE_FOUR ? 4 : inputs_of_two_fit() && come_out_even<Stage>(2) ? 2 : 1;
 
     static __device__ __forceinline__ void add(float (&sum)[1][4], Block &block, int expert, int n_experts, int n_tiles, const uint4 *const (&x)[1], u32 zero) {
         Stages &stages = block.stages;

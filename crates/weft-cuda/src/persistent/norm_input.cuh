@@ -7,12 +7,6 @@
 #include "persistent/launch.cuh"
 #include "persistent/product.cuh"
 
-// Whether a router's weights, which are few however wide the model is, are in registers before their
-// input is there.
-__device__ __forceinline__ bool holds_router(const Block &block) {
-    return __CUDA_ARCH__ >= 900 && block.fixed && block.n_tokens == 1 && HIDDEN_UNITS <= MOST_HELD;
-}
-
 // rms_norm(x) of `n_rows` rows into a warp's stage. Half a warp has a row: lane 16h + w the w-th
 // pair of columns of every unit, of which there are HIDDEN_UNITS. The sums of squares are in the
 // order of `norm_scale`: columns 2p and 2p + 1 of chunk c of every unit, then over p, then over c.
@@ -107,12 +101,7 @@ struct NormInput {
         if (portion == 0 && !awaited) await_rows();
     }
     // Several leave registers for a portion of the weights (`sum_tiles`).
-    __device__ __forceinline__ bool holds() const {
-#if HAS_EXPERTS
-        if (kind == NORM_ROUTE) return holds_router(block);
-#endif
-        return block.holds_weights() && block.n_tokens == 1;
-    }
+    __device__ __forceinline__ bool holds() const { return block.holds_weights() && block.n_tokens == 1; }
     __device__ __forceinline__ void await_rows() const {
         if (n_rows <= 2) await_kept<1>();
         else if (n_rows <= 4 && block.fixed) await_kept<2>();

@@ -93,6 +93,19 @@ struct NormStore {
 };
 
 #if HAS_EXPERTS
+// A router's input. Its weights are few however wide the model is, and in registers before their input
+// is there.
+struct RouterInput {
+    NormInput &of;
+    static __device__ __forceinline__ bool holds(const Block &block) {
+        return __CUDA_ARCH__ >= 900 && block.fixed && block.n_tokens == 1 && HIDDEN_UNITS <= MOST_HELD;
+    }
+    __device__ __forceinline__ bool holds() const { return holds(of.block); }
+    __device__ __forceinline__ void begin(u32 portion) const { of.begin(portion); }
+    __device__ __forceinline__ uint4 unit(u32 portion, int u) const { return of.unit(portion, u); }
+    __device__ __forceinline__ void next() const { of.next(); }
+};
+
 // What is before and beside the product of a sparse layer's ops. The input of experts is there before
 // their routes are; a block that has a part of the router had the same norm there.
 __device__ __forceinline__ bool multiply_routed(Block &block, OpKind kind, NormInput &input, TileRange &own) {
@@ -103,7 +116,7 @@ __device__ __forceinline__ bool multiply_routed(Block &block, OpKind kind, NormI
     }
     if (kind != NORM_ROUTE) return false;
     multiply_tiles<RouterMatrix, ROUTER_TILES, 2, HIDDEN_UNITS, 1>(
-        block.stages, block.shared.scratch.sums, block.flip, own, block.n_tokens, block.warp, block.lane, input,
+        block.stages, block.shared.scratch.sums, block.flip, own, block.n_tokens, block.warp, block.lane, RouterInput{input},
         [&](int tile, u32 token, u32 row, const float (&sums)[2], bool there) INLINED {
 #pragma unroll
             for (int t = 0; t < 2; ++t) NormRoute::store(block, (tile + t) * 8 + row, token, sums[t], there);
@@ -120,7 +133,7 @@ __device__ __forceinline__ u64 multiply_norm(Block &block, OpKind kind) {
     bool is_normed = false, comes_first = !block.holds_weights(), is_routed = false;
 #if HAS_EXPERTS
     is_routed = kind == EXPERT_GATE_UP;
-    if (kind == NORM_ROUTE && holds_router(block)) comes_first = false;
+    if (kind == NORM_ROUTE && RouterInput::holds(block)) comes_first = false;
     if (is_routed) {
         if (!has_gate_up() && takes_routes(block.shared.own)) take_routes(block);
         if (!has_gate_up()) return best;

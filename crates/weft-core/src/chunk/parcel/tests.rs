@@ -308,6 +308,25 @@ fn a_flipped_bit_never_changes_what_is_imported() {
     }
 }
 
+/// Rows that the budget cannot hold are passed over without a copy; those after them are read.
+#[test]
+fn rows_beyond_the_budget_are_skipped_unread() {
+    let desk = Desk::new();
+    let tokens = &desk.chunk.tokens;
+    let path = desk.parcel("one", &[rows(&desk.begin(), tokens)]);
+    let bytes = fs::read(&path).unwrap();
+    let first = bytes.iter().position(|byte| *byte == b'\n').unwrap() + 1;
+    let budget = desk.store("to").budget_bytes();
+    let large = Section { rows_bytes: budget + 1, signature: "unread".to_owned() };
+    let large = serde_json::to_vec(&large).unwrap();
+    let unread = vec![0; budget as usize + 1];
+    let both = [&bytes[..first], &large, b"\n", &unread, &bytes[first..]].concat();
+    fs::write(&path, both).unwrap();
+    let (files, refused) = desk.import(&path, &KEY);
+    assert_eq!((files, refused.len()), (1, 1), "{refused:?}");
+    assert!(refused[0].contains(&format!("{} bytes, and the budget is {budget}", budget + 1)));
+}
+
 #[test]
 fn a_text_that_was_changed_is_refused() {
     let desk = Desk::new();
