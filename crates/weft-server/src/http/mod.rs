@@ -25,7 +25,7 @@ use hyper_util::server::graceful::GracefulShutdown;
 use hyper_util::service::TowerToHyperService;
 use thiserror::Error;
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 
 use crate::app::App;
 use crate::dialects;
@@ -192,12 +192,14 @@ async fn serve(
     let (socket, resident) = resident::accept(&app, log, &graceful);
     #[cfg(not(unix))]
     let resident = std::future::pending::<()>();
+    // Before the first request: none shall find a server that is healthy and not ready.
+    let loading = app.models.is_single().then(|| app.models.begin_first()).flatten();
     let mut accepting = Box::pin(accept(&listener, routes::router(Arc::clone(&app)), &graceful));
     let unloadable = tokio::select! {
         () = &mut accepting => None,
         () = resident => None,
         () = Arc::clone(&app.models).unload_by_age() => None,
-        failure = load_the_only_one(&app.models) => Some(failure),
+        failure = failure_of(loading) => Some(failure),
         ended = shutdown_signal() => ended.map(|()| None)?,
     };
     #[cfg(unix)]
@@ -226,10 +228,10 @@ async fn serve(
     Ok(())
 }
 
-/// Loads a model that is served alone. Ends if that fails: there is nothing to serve.
-async fn load_the_only_one(models: &Arc<Registry>) -> LoadFailure {
-    if models.is_single()
-        && let Some(mut phase) = models.begin_first()
+/// Why a model that is served alone cannot be loaded: then there is nothing to serve. Does not end
+/// otherwise.
+async fn failure_of(loading: Option<watch::Receiver<Phase>>) -> LoadFailure {
+    if let Some(mut phase) = loading
         && let Ok(phase) = phase.wait_for(|phase| !matches!(phase, Phase::Loading)).await
         && let Phase::Unloadable(failure) = &*phase
     {
