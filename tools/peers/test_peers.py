@@ -134,8 +134,12 @@ open({str(noted)!r} + ".part", "w").write(str(child.pid))
 os.rename({str(noted)!r} + ".part", {str(noted)!r})
 time.sleep(600)
 """
-        with self.assertRaisesRegex(ProgramError, "out of time after 3 s"):
-            Worker("w", [sys.executable, "-c", code], TESTS, 3)
+        # On a busy machine it may take a while until it has started anything.
+        for seconds in (3, 10, 40):
+            with self.assertRaisesRegex(ProgramError, f"out of time after {seconds} s"):
+                Worker("w", [sys.executable, "-c", code], TESTS, seconds)
+            if noted.exists():
+                break
         self.assertTrue(is_gone(int(noted.read_text())))
 
     def test_one_that_ends_is_reported_by_its_status(self) -> None:
