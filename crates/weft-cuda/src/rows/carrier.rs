@@ -218,7 +218,7 @@ impl Carrier {
         self.join(batch.iter().map(|job| &*job.copy))
     }
 
-    /// The present point of each stream, in events of their own.
+    /// New events, one in each stream, at what it has been given so far.
     fn points_now(&self) -> Result<[Done; COPY_STREAMS], CudaError> {
         let point = |n| {
             let done = Done::new(&self.gpu)?;
