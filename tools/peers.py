@@ -12,7 +12,8 @@
 Every round runs each program once. The file holds the command, the commits, the machine, all
 samples, and a row for each test of each program. With `--gguf`, weft and llama.cpp read the same
 files, and a row's form is the name of its file; with `--same` these files are written here, one for
-each form; otherwise weft reads bf16. `--cores` pins both programs, with a thread on each core.
+each form; with `--random-gguf` they are too, without bf16 weights, which may not fit on a disk;
+otherwise weft reads bf16. `--cores` pins both programs, with a thread on each core.
 `--llama-bench` takes a path to the program and needs numpy (the GGUF files are written here);
 `--transformers` takes ways, torch.compile's mode
 after a colon, and needs torch and transformers 5; `--megakernel` takes a checkout of
@@ -20,6 +21,7 @@ github.com/AlpinDale/qwen_megakernel and needs nvcc as well. All are optional.
 """
 
 import argparse
+import json
 import subprocess
 import sys
 import tempfile
@@ -36,14 +38,17 @@ def main() -> None:
     deadline = time.monotonic() + args.seconds
     with tempfile.TemporaryDirectory() as scratch:
         model = args.folder or Path(scratch) / "model"
-        if not args.gguf and not (model / "model.safetensors").exists():
+        if args.random_gguf:
+            model.mkdir(parents=True, exist_ok=True)
+        elif not args.gguf and not (model / "model.safetensors").exists():
             export = [args.weft, "bench", "export", "--shape", args.shape, "--out", model]
             subprocess.run(export, check=True)
         tests = Tests(args.prompts, args.tokens, args.depths, args.batches, args.repetitions)
         programs = commands(args, model, Path(scratch))
         workers, problems = started(args, model, tests, deadline)
         try:
-            facts = {"name": args.shape, "weights": "random, seed 1, by `weft bench export`"}
+            by = "tools/peers/random_gguf.py" if args.random_gguf else "`weft bench export`"
+            facts = {"name": Path(args.shape).stem, "weights": f"random, seed 1, by {by}"}
             report = turns.run(
                 programs + workers, tests, args.rounds, deadline, args.save, facts, problems
             )
@@ -66,6 +71,10 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--llama-commit", help="if llama-bench was built outside a checkout")
     parser.add_argument("--gguf", type=Path, nargs="*", default=[], help="files for both")
     parser.add_argument("--same", action="store_true", help="weft reads llama.cpp's files")
+    parser.add_argument(
+        "--random-gguf", action="store_true",
+        help="write files for both straight in their forms, q8_0 or q4_0; --shape is a config.json",
+    )
     parser.add_argument("--cores", help="pin weft and llama.cpp to these, as taskset takes them")
     parser.add_argument("--forms", nargs="*", default=["bf16", "q8_0", "q4_0"], help="of llama.cpp")
     parser.add_argument("--llama-args", nargs="*", metavar="WORD", help="more, without the first -")
@@ -87,8 +96,8 @@ def commands(args: argparse.Namespace, model: Path, scratch: Path) -> list:
     pin = pinned(args.cores)
     more = flags(args.weft_args) or (["--step-tokens", "4096"] if on_gpu else [])
     files = list(args.gguf)
-    if args.same:
-        files += [gguf_file(model, form) for form in args.forms]
+    if args.same or args.random_gguf:
+        files += [gguf_file(args, model, form) for form in args.forms]
     wefts = {
         path.stem: Weft(args.weft, path, args.device, more, scratch, form=path.stem, pin=pin)
         for path in files
@@ -102,7 +111,7 @@ def commands(args: argparse.Namespace, model: Path, scratch: Path) -> list:
     if args.cores:
         # llama.cpp counts the cores of the machine, not those that it may use.
         more = [*more, "-t", str(n_cores(args.cores))]
-    for path in files or [gguf_file(model, form) for form in args.forms]:
+    for path in files or [gguf_file(args, model, form) for form in args.forms]:
         # Both programs on one file, one after the other.
         programs += [wefts[path.stem]] if path.stem in wefts else []
         programs.append(
@@ -111,12 +120,16 @@ def commands(args: argparse.Namespace, model: Path, scratch: Path) -> list:
     return programs
 
 
-def gguf_file(model: Path, form: str) -> Path:
+def gguf_file(args: argparse.Namespace, model: Path, form: str) -> Path:
     """The model as a GGUF file of one form, written if it is not there."""
     path = model / f"{form}.gguf"
-    if not path.exists():
-        from peers import gguf  # which needs numpy
+    if path.exists():
+        return path
+    from peers import gguf, random_gguf  # which need numpy
 
+    if args.random_gguf:
+        random_gguf.write(json.loads(Path(args.shape).read_text()), form, path)
+    else:
         gguf.write(model, form, path)
     return path
 

@@ -6,8 +6,9 @@ ggml/docs/gguf.md, version 3; blocks are rounded as gguf-py's `quants` rounds th
 """
 
 import json
+import math
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -86,26 +87,35 @@ FORMS: dict[str, tuple[int, int, int, Callable[[np.ndarray], np.ndarray]]] = {
 def write(folder: Path, form: str, path: Path) -> None:
     """Writes the file whole or not at all."""
     config = json.loads((folder / "config.json").read_text())
-    if config["model_type"] not in ARCHITECTURES:
-        raise ValueError(f"{folder}: a {config['model_type']}; only qwen3 is written as GGUF")
     tensors = list(safetensors(folder / "model.safetensors", config.get("num_experts")))
+    shapes = [(name, bits.shape) for name, bits in tensors]
+    parts = (pieces(name, bits, form) for name, bits in tensors)
+    write_parts(config, form, path, shapes, parts)
+
+
+def write_parts(
+    config: dict,
+    form: str,
+    path: Path,
+    shapes: list[tuple[str, tuple[int, ...]]],
+    tensors: Iterable[Iterable[np.ndarray]],
+) -> None:
+    """`tensors` are the bytes of each, in the order of `shapes`."""
     facts = metadata(config, FORMS[form][1])
     part = path.with_suffix(".part")
     with part.open("wb") as file:
-        file.write(b"GGUF" + struct.pack("<IQQ", 3, len(tensors), len(facts)))
+        file.write(b"GGUF" + struct.pack("<IQQ", 3, len(shapes), len(facts)))
         file.write(b"".join(facts))
         offset = 0
-        for name, bits in tensors:
-            kind, n_bytes = stored(name, bits, form)
-            sizes = struct.pack(f"<{bits.ndim}Q", *reversed(bits.shape))
-            file.write(string(name) + struct.pack("<I", bits.ndim) + sizes)
+        for name, shape in shapes:
+            kind, n_bytes = stored(name, shape, form)
+            sizes = struct.pack(f"<{len(shape)}Q", *reversed(shape))
+            file.write(string(name) + struct.pack("<I", len(shape)) + sizes)
             file.write(struct.pack("<IQ", kind, offset))
             offset += padded(n_bytes)
         file.write(bytes(padded(file.tell()) - file.tell()))
-        for name, bits in tensors:
-            written = 0
-            for piece in pieces(name, bits, form):
-                written += file.write(piece.tobytes())
+        for parts in tensors:
+            written = sum(file.write(piece.tobytes()) for piece in parts)
             file.write(bytes(padded(written) - written))
     part.rename(path)
 
@@ -135,24 +145,24 @@ def gguf_name(name: str) -> str:
     return f"blk.{layer}.{LAYER_NAMES['.'.join(middle)]}.weight"
 
 
-def is_plain(name: str, bits: np.ndarray) -> bool:
+def is_plain(name: str, shape: tuple[int, ...]) -> bool:
     """Norms and routers."""
-    return bits.ndim == 1 or name.endswith("ffn_gate_inp.weight")
+    return len(shape) == 1 or name.endswith("ffn_gate_inp.weight")
 
 
-def stored(name: str, bits: np.ndarray, form: str) -> tuple[int, int]:
+def stored(name: str, shape: tuple[int, ...], form: str) -> tuple[int, int]:
     """The type of a tensor and its bytes."""
-    if is_plain(name, bits):
-        return F32, 4 * bits.size
+    if is_plain(name, shape):
+        return F32, 4 * math.prod(shape)
     kind, _, block_bytes, _ = FORMS[form]
-    if bits.shape[-1] % BLOCK:
-        raise ValueError(f"rows of {bits.shape[-1]} elements are no whole blocks of {BLOCK}")
-    return kind, bits.size // BLOCK * block_bytes
+    if shape[-1] % BLOCK:
+        raise ValueError(f"rows of {shape[-1]} elements are no whole blocks of {BLOCK}")
+    return kind, math.prod(shape) // BLOCK * block_bytes
 
 
 def pieces(name: str, bits: np.ndarray, form: str) -> Iterator[np.ndarray]:
     """A tensor's bytes in order, made by several threads."""
-    if is_plain(name, bits):
+    if is_plain(name, bits.shape):
         yield f32(np.asarray(bits))
         return
     bits = bits.reshape(-1, bits.shape[-1])
@@ -163,6 +173,8 @@ def pieces(name: str, bits: np.ndarray, form: str) -> Iterator[np.ndarray]:
 
 
 def metadata(config: dict, file_type: int) -> list[bytes]:
+    if config["model_type"] not in ARCHITECTURES:
+        raise ValueError(f"a {config['model_type']}; only qwen3 is written as GGUF")
     heads = config["num_attention_heads"]
     head = config.get("head_dim") or config["hidden_size"] // heads
     whole = {

@@ -154,7 +154,42 @@ class Rows(unittest.TestCase):
         self.assertEqual(rows.rates(rows.spread(samples), 1)["p90"], 5e5)
 
 
+CONFIG = {
+    "model_type": "qwen3", "hidden_size": 32, "num_hidden_layers": 1, "vocab_size": 4,
+    "num_attention_heads": 1, "num_key_value_heads": 1, "head_dim": 32, "intermediate_size": 32,
+    "max_position_embeddings": 64, "rms_norm_eps": 1e-6, "rope_theta": 1e6,
+}  # fmt: skip
+
+
 class Gguf(Folder):
+    def test_random_files_have_the_spread_of_weft_s_random_weights(self) -> None:
+        try:
+            import numpy as np
+        except ImportError:
+            self.skipTest("numpy is not installed")
+        from peers import gguf, random_gguf
+
+        sparse = {
+            **CONFIG, "model_type": "qwen3_moe", "num_experts": 8, "num_experts_per_tok": 2,
+            "moe_intermediate_size": 64, "vocab_size": 2048,
+        }  # fmt: skip
+        path = self.folder / "a.gguf"
+        for form, n_bytes in [("q8_0", 34), ("q4_0", 18)]:
+            random_gguf.write(sparse, form, path)
+            got = path.read_bytes()
+            named = random_gguf.shapes(sparse)
+            self.assertIn(("blk.0.ffn_down_exps.weight", (8, 32, 64)), named)
+            sizes = [gguf.padded(gguf.stored(name, shape, form)[1]) for name, shape in named]
+            self.assertEqual(named[0], ("token_embd.weight", (2048, 32)))
+            data = got[-sum(sizes) :]
+            first = read(data[: 2048 * n_bytes], form, rows=2048)
+            self.assertAlmostEqual(first.std(), 0.02, delta=0.0002)
+            self.assertNotEqual(first[0].tolist(), first[1].tolist())
+            norm = np.frombuffer(data[sizes[0] : sizes[0] + 128], np.float32)
+            self.assertAlmostEqual(norm.mean(), 1, delta=0.1)
+            random_gguf.write(sparse, form, path)
+            self.assertEqual(path.read_bytes(), got)
+
     def test_a_file_is_laid_out_as_its_header_says(self) -> None:
         try:
             import numpy as np
@@ -162,13 +197,7 @@ class Gguf(Folder):
             self.skipTest("numpy is not installed")
         from peers import gguf
 
-        config = {
-            "model_type": "qwen3", "hidden_size": 32, "num_hidden_layers": 1, "vocab_size": 4,
-            "num_attention_heads": 1, "num_key_value_heads": 1, "head_dim": 32,
-            "intermediate_size": 32, "max_position_embeddings": 64, "rms_norm_eps": 1e-6,
-            "rope_theta": 1e6,
-        }  # fmt: skip
-        (self.folder / "config.json").write_text(json.dumps(config))
+        (self.folder / "config.json").write_text(json.dumps(CONFIG))
         values = np.linspace(-4, 4, 4 * 32, dtype=np.float32).reshape(4, 32)
         bits = (values.view(np.uint32) >> 16).astype(np.uint16)
         header = {
@@ -192,13 +221,13 @@ class Gguf(Folder):
             self.assertEqual(data[-128:], truth[0].tobytes())
 
 
-def read(data: bytes, form: str) -> "object":
+def read(data: bytes, form: str, rows: int = 4) -> "object":
     """Blocks as ggml reads them: a scale in f16, then 32 levels."""
     import numpy as np
 
     if form == "bf16":
         return (np.frombuffer(data, np.uint16).astype(np.uint32) << 16).view(np.float32).reshape(4, 32)
-    blocks = np.frombuffer(data, np.uint8).reshape(4, -1)
+    blocks = np.frombuffer(data, np.uint8).reshape(rows, -1)
     scale = blocks[:, :2].copy().view(np.float16).astype(np.float32)
     if form == "q8_0":
         return scale * blocks[:, 2:].view(np.int8)
