@@ -1,13 +1,14 @@
 #!/usr/bin/env bash
-# Runs the fuzz targets on all cores of a machine that need not have cargo.
+# Runs the fuzz targets on all cores, or on $CORES, of a machine that need not have cargo.
 #
-#     tools/fuzz_campaign.sh --bundle TO [TARGET...]
+#     tools/fuzz_campaign.sh --bundle TO
 #     TO/fuzz_campaign.sh OUT SECONDS [TARGET=INPUTS...]
 #
-# The first builds the targets, stripped, into the folder TO, with their corpora and this script. The
-# second runs them there, all unless some are named, until each has had its inputs (ten million) or
-# the time is up. A target's inputs are shared out among as many processes as there are cores, each
-# with its own seed; what one finds new, the others of its target read.
+# The first builds the targets as one stripped program into the folder TO, with their corpora and this
+# script. The second runs them there, all unless some are named, until each has had its inputs (ten million) or
+# the time is up; those that are named first begin first. A target's inputs are shared out among as
+# many processes as there are cores, each with its own seed; what one finds new, the others of its
+# target read.
 #
 # OUT/fuzz.tar.xz is all that comes of it. In it, fuzz.json is a run file: inputs, faults, time and
 # memory of each target. faults/ has the inputs that broke a target, new/ those that reached new code,
@@ -21,13 +22,9 @@ if [[ "${1:-}" == --bundle ]]; then
     cd "$here/.."
     programs="fuzz/target/x86_64-unknown-linux-gnu/release"
     # As fuzz/run builds them.
-    (cd fuzz && cargo fuzz build --fuzz-dir . --sanitizer none --release)
-    for source in fuzz/targets/*.rs; do
-        target="$(basename "$source" .rs)"
-        [[ $# -eq 0 || " $* " == *" $target "* ]] || continue
-        install -m 755 "$programs/$target" "$to/$target"
-        strip "$to/$target"
-    done
+    (cd fuzz && cargo fuzz build --fuzz-dir . --sanitizer none --release any)
+    install -m 755 "$programs/any" "$to/any"
+    strip "$to/any"
     rm -rf "$to/corpus"
     cp -r fuzz/corpus fuzz/*.dict tools/fuzz_campaign.sh "$to/"
     # Requests and parcels are read for the bundled model, whose weights are not read: zeros will do.
@@ -48,10 +45,10 @@ wanted=("$@")
 if [[ ${#wanted[@]} -eq 0 ]]; then
     wanted=()
     for one in "$here"/corpus/*; do
-        [[ -x "$here/${one##*/}" ]] && wanted+=("${one##*/}")
+        wanted+=("${one##*/}")
     done
 fi
-cores="$(nproc)"
+cores="${CORES:-$(nproc)}"
 work="$(mktemp -d)"
 trap 'rm -rf "$work"' EXIT
 export WEFT_TEST_TREE="$here"
@@ -73,7 +70,7 @@ job() {
         if ((left < 2 || inputs <= 0)); then
             return 0
         fi
-        timeout -k 5 $((left + 30)) "$here/$target" "$work/new/$target" "$here/corpus/$target" \
+        WEFT_FUZZ_TARGET="$target" timeout -k 5 $((left + 30)) "$here/any" "$work/new/$target" "$here/corpus/$target" \
             -seed="$seed" -runs="$inputs" -max_total_time="$left" -max_len="$length" -timeout=10 \
             -report_slow_units=1 -rss_limit_mb=3072 -print_final_stats=1 \
             -artifact_prefix="$work/faults/$target-" "${dictionary[@]}" >"$log" 2>&1 || status=$?
