@@ -8,15 +8,14 @@
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::panic::catch_unwind;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Condvar, Mutex, Once, PoisonError};
-use std::time::Duration;
+use std::sync::{Mutex, PoisonError};
 
 use cudarc::nvrtc::{result, sys};
 use sha2::{Digest, Sha256};
 use weft_core::files::{read_private, write_private};
 
 use crate::error::CudaError;
+use crate::process_end::{self, Running, is_ending, wait_at_end};
 
 /// Sources of kernels.
 #[derive(Clone, Debug)]
@@ -54,9 +53,14 @@ pub(crate) fn version() -> Result<(i32, i32), CudaError> {
     if let Some(version) = *found {
         return Ok(version);
     }
-    let _running = Running::begin().ok_or_else(|| CudaError::Unavailable(ENDING.to_owned()))?;
+    let ending = || CudaError::Unavailable(ENDING.to_owned());
+    // Once before anything of the library is there, and once before what it makes when it is loaded
+    // is taken down.
+    let _running = wait_at_end().then(Running::begin).flatten().ok_or_else(ending)?;
     let version = find()?;
-    end_first();
+    if !wait_at_end() {
+        return Err(ending());
+    }
     *found = Some(version);
     Ok(version)
 }
@@ -74,12 +78,24 @@ fn find() -> Result<(i32, i32), CudaError> {
         return Err(missing());
     }
     let asked = catch_unwind(|| {
+        keep_objects();
         let (mut major, mut minor) = (0, 0);
         // SAFETY: writes two integers.
         let asked = unsafe { sys::nvrtcVersion(&mut major, &mut minor) };
         asked.result().map(|()| (major, minor))
     });
     asked.map_err(|_| missing())?.map_err(|_| missing())
+}
+
+/// Loads the library, and has it keep what it makes while it compiles until the process has ended.
+fn keep_objects() {
+    // SAFETY: the library stays loaded, and no other thread has a function of it before it has the
+    // version, which this thread is asking for.
+    unsafe {
+        if let Ok(inside) = sys::culib().get::<unsafe extern "C" fn()>(b"nvrtcVersion\0") {
+            process_end::keep_objects(*inside as *const c_void);
+        }
+    }
 }
 
 /// The name of a cubin: a hash of everything that it depends on.
@@ -118,11 +134,7 @@ pub fn compile(program: &Program, arch: &str) -> Result<Compiled, CudaError> {
     let source = c_string(&program.source)?;
     let files = program.files.iter().map(|(name, text)| Ok((c_string(name)?, c_string(text)?)));
     let files: Vec<(CString, CString)> = files.collect::<Result<_, CudaError>>()?;
-    let running = Running::begin().ok_or_else(|| failed(ENDING.to_owned()))?;
-    PREPARED.call_once(prepare);
-    if running.is_ending() {
-        return Err(failed(ENDING.to_owned()));
-    }
+    let _running = Running::begin().ok_or_else(|| failed(ENDING.to_owned()))?;
     let program = create(&source, &files).map_err(|error| failed(error.to_string()))?;
     // SAFETY: the program was just made, and is destroyed once, at the end.
     unsafe {
@@ -140,96 +152,9 @@ pub fn compile(program: &Program, arch: &str) -> Result<Compiled, CudaError> {
 
 const ENDING: &str = "the process is ending";
 
-/// Whether the library has compiled something.
-static PREPARED: Once = Once::new();
-
-/// Compiles almost nothing: the library makes its own objects in its first compilation, and `end`
-/// must be registered after all of them before others compile for seconds.
-fn prepare() {
-    let Ok(program) = create(c"extern \"C\" __global__ void nothing() {}", &[]) else { return };
-    // SAFETY: the program was just made, and is destroyed once. If it does not compile, nor will
-    // those that follow, and they say why.
-    unsafe {
-        watch(program);
-        let _ = result::compile_program(program, &options("sm_90"));
-        let _ = result::destroy_program(program);
-    }
-    end_first();
-}
-
-/// Compilers that run, and whether the process is ending.
-static RUNNING: Mutex<(usize, bool)> = Mutex::new((0, false));
-static ENDED: Condvar = Condvar::new();
-
-/// How long the end of the process waits for compilers, at most. They look for the end a few times a
-/// second, but not while they assign the registers of a kernel: up to some seconds, or longer if
-/// other programs need the cores.
-const END: Duration = Duration::from_secs(30);
-
-/// A compiler that runs.
-struct Running;
-
-impl Running {
-    /// None if the process is ending.
-    fn begin() -> Option<Self> {
-        // Before anything of the library is there: the end of the process waits for this compiler.
-        if !wait_at_end() {
-            return None;
-        }
-        let mut running = RUNNING.lock().unwrap_or_else(PoisonError::into_inner);
-        if running.1 {
-            return None;
-        }
-        running.0 += 1;
-        Some(Self)
-    }
-
-    fn is_ending(&self) -> bool {
-        RUNNING.lock().unwrap_or_else(PoisonError::into_inner).1
-    }
-}
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        RUNNING.lock().unwrap_or_else(PoisonError::into_inner).0 -= 1;
-        ENDED.notify_all();
-    }
-}
-
-unsafe extern "C" {
-    fn atexit(call: extern "C" fn()) -> c_int;
-}
-
-/// Runs when the process ends: stops compilers and waits for them. The library takes down its own
-/// objects next, and a compiler that still used them would crash.
-extern "C" fn end() {
-    let mut running = RUNNING.lock().unwrap_or_else(PoisonError::into_inner);
-    // It is registered several times, and waits once.
-    if !std::mem::replace(&mut running.1, true) {
-        let _ = ENDED.wait_timeout_while(running, END, |running| running.0 > 0);
-    }
-}
-
 /// The library calls it while it compiles: whether to stop.
 extern "C" fn stops(_: *mut c_void, _: *mut c_void) -> c_int {
-    end_first();
-    c_int::from(RUNNING.lock().unwrap_or_else(PoisonError::into_inner).1)
-}
-
-/// Has `end` run when the process ends; false if it has already run all that was to run then.
-fn wait_at_end() -> bool {
-    // SAFETY: the function lives as long as the process, and running it twice does no harm.
-    unsafe { atexit(end) == 0 }
-}
-
-/// Makes `end` run before the library takes down the objects that it has made up to now. It makes
-/// most of them in its first compilation, so the first calls of this function count.
-fn end_first() {
-    const CALLS: usize = 256;
-    static CALLED: AtomicUsize = AtomicUsize::new(0);
-    if CALLED.fetch_add(1, Ordering::Relaxed) < CALLS {
-        wait_at_end();
-    }
+    c_int::from(is_ending())
 }
 
 /// Has the library ask `stops` while it compiles. Earlier ones do not ask; then the end of the
@@ -240,7 +165,6 @@ fn end_first() {
 unsafe fn watch(program: sys::nvrtcProgram) {
     type Callback = extern "C" fn(*mut c_void, *mut c_void) -> c_int;
     type Set = unsafe extern "C" fn(sys::nvrtcProgram, Callback, *mut c_void) -> c_int;
-    end_first();
     // SAFETY: the library's function of that name has this type.
     unsafe {
         if let Ok(set) = sys::culib().get::<Set>(b"nvrtcSetFlowCallback\0") {

@@ -31,6 +31,7 @@ mod ops;
 mod options;
 mod pack;
 mod persistent;
+mod process_end;
 mod rows;
 mod sampling;
 mod shape;
