@@ -55,10 +55,24 @@ fn assert_refused(change: impl FnOnce(&mut GgufFile), expected: &[&str]) {
 
 #[test]
 fn the_file_without_changes_loads_in_versions_2_and_3_and_any_alignment() {
+    let values = |file: &GgufFile| {
+        let gguf = Gguf::from_bytes("input", file.bytes()).unwrap();
+        let config = gguf.config().unwrap();
+        let weights = gguf.weights(&config).unwrap();
+        let mut values = Vec::new();
+        for shape in tensors(&config) {
+            weights.read(shape.tensor, &mut |_, row| values.extend_from_slice(row)).unwrap();
+        }
+        values
+    };
+    let expected = values(&GgufFile::tiny());
+    assert_eq!(expected.len(), 6400);
+    assert!(expected.windows(2).any(|pair| pair[0] != pair[1]));
     for version in [2, 3] {
         for alignment in [None, Some(8), Some(32), Some(4096)] {
             let file = GgufFile { version, alignment, ..GgufFile::tiny() };
             assert_eq!(load_bytes(file.bytes()), Ok(6400), "{version} {alignment:?}");
+            assert_eq!(values(&file), expected, "{version} {alignment:?}");
         }
     }
 }
@@ -154,13 +168,14 @@ fn tensors_that_do_not_fit_are_refused() {
         change(&|q| q.kind = kind, &[name, "take another file", "Q4_K_M"]);
     }
     assert_refused(|file| file.tensors.retain(|t| t.name != Q), &[Q, "is missing"]);
-    assert_refused(
-        |file| {
-            let tensor = Stored { name: "blk.0.attn_q.bias".to_owned(), ..file.tensor(Q).clone() };
+    // One more in a layer, a layer too many, and what belongs to another kind of model.
+    for name in ["blk.0.attn_q.bias", "blk.9.attn_q.weight", "v.patch_embd.weight", "x"] {
+        let surplus = |file: &mut GgufFile| {
+            let tensor = Stored { name: name.to_owned(), ..file.tensor(Q).clone() };
             file.tensors.push(tensor);
-        },
-        &["blk.0.attn_q.bias", "not part of this model"],
-    );
+        };
+        assert_refused(surplus, &[&format!("`{name}`"), "not part of this model"]);
+    }
 }
 
 #[test]

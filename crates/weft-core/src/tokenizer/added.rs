@@ -194,7 +194,8 @@ mod tests {
     use super::*;
 
     fn added(options: &[(&str, &str)]) -> Added {
-        let tokens = options.iter().zip(0..).map(|((content, option), id)| {
+        // Ids that are not the tokens' places.
+        let tokens = options.iter().zip(10..).map(|((content, option), id)| {
             let mut json = serde_json::json!({ "id": id, "content": content });
             json[*option] = true.into();
             serde_json::from_value(json).unwrap()
@@ -214,7 +215,7 @@ mod tests {
     #[test]
     fn the_longest_at_the_leftmost_place_wins() {
         let added = added(&[("<a", "special"), ("<a>", "special"), (">>", "special")]);
-        assert_eq!(cut(&added, "x<a>>y<a<"), ["x", "1", ">y", "0", "<"]);
+        assert_eq!(cut(&added, "x<a>>y<a<"), ["x", "11", ">y", "10", "<"]);
         assert_eq!(cut(&added, ""), [""; 0]);
     }
 
@@ -226,9 +227,9 @@ mod tests {
             ("<n>", "normalized"),
             ("w", "single_word"),
         ]);
-        assert_eq!(cut(&added, "A \n<l> B"), ["a", "0", " b"]);
-        assert_eq!(cut(&added, "A <r> \nB"), ["a ", "1", "b"]);
-        assert_eq!(cut(&added, "A<N>B"), ["a", "2", "b"]);
-        assert_eq!(cut(&added, "w ww -w-"), ["3", " ww -", "3", "-"]);
+        assert_eq!(cut(&added, "A \n<l> B"), ["a", "10", " b"]);
+        assert_eq!(cut(&added, "A <r> \nB"), ["a ", "11", "b"]);
+        assert_eq!(cut(&added, "A<N>B"), ["a", "12", "b"]);
+        assert_eq!(cut(&added, "w ww -w-"), ["13", " ww -", "13", "-"]);
     }
 }

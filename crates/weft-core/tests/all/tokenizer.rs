@@ -277,6 +277,41 @@ fn a_template_post_processor_gives_the_bos() {
 }
 
 #[test]
+fn a_template_post_processor_gives_what_follows_a_text() {
+    let [bos, eos] = ["<|im_start|>", "<|im_end|>"].map(|name| TINY.id_of(name).unwrap());
+    let around = |single: Value| {
+        let both = changed(|f| {
+            f["post_processor"] = json!({ "type": "TemplateProcessing", "single": single,
+                "special_tokens": { "b": { "ids": [bos] }, "e": { "ids": [eos] } } });
+        });
+        let both = both.unwrap();
+        (both.bos().to_vec(), both.eos().to_vec())
+    };
+    let [before, text, after] = [
+        json!({ "SpecialToken": { "id": "b", "type_id": 0 } }),
+        json!({ "Sequence": { "id": "A", "type_id": 0 } }),
+        json!({ "SpecialToken": { "id": "e", "type_id": 0 } }),
+    ];
+    assert_eq!(around(json!([before, text, after])), (vec![bos], vec![eos]));
+    assert_eq!(around(json!([text, after])), (vec![], vec![eos]));
+    assert_eq!(around(json!([before, after, text])), (vec![bos, eos], vec![]));
+}
+
+#[test]
+fn an_added_token_of_the_vocabulary_has_the_vocabulary_s_id() {
+    let word = "\u{120}the";
+    let id = read("tokenizer.json")["model"]["vocab"][word].as_u64().unwrap();
+    let tokenizer = changed(|f| {
+        let added = json!({ "id": 2040, "content": word, "special": true, "normalized": false });
+        f["added_tokens"].as_array_mut().unwrap().push(added);
+    });
+    let tokenizer = tokenizer.unwrap();
+    assert_eq!(tokenizer.id_of(word), Some(id as u32));
+    assert!(tokenizer.is_special(id as u32) && !tokenizer.is_special(2040));
+    assert_eq!(tokenizer.encode_markup(word).unwrap(), [id as u32]);
+}
+
+#[test]
 fn whole_words_skip_merging_where_the_file_says_so() {
     let mut odd = 0;
     let tokenizer = changed(|f| {

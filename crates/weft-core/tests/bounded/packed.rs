@@ -305,6 +305,21 @@ fn a_wrong_shape_or_format_is_refused_and_a_changed_byte_changes_the_fingerprint
     }
 }
 
+/// Both formats have the same tensors, and count their zeros differently.
+#[test]
+fn the_same_bytes_in_another_format_have_another_fingerprint() {
+    let path = folder("gptq_v1");
+    let text = fs::read_to_string(path.join("config.json")).unwrap();
+    let mut config: serde_json::Value = serde_json::from_str(&text).unwrap();
+    let mut fingerprint = |format: &str| {
+        config["quantization_config"]["checkpoint_format"] = format.into();
+        let config = Config::from_json(config.to_string().as_bytes()).unwrap();
+        Safetensors::open(&path, &config).unwrap().fingerprint()
+    };
+    assert_eq!(fingerprint("gptq"), open(&path).unwrap().1.fingerprint());
+    assert_ne!(fingerprint("gptq_v2"), fingerprint("gptq"));
+}
+
 /// Opens a model and reads all of it.
 fn load(folder: &Path) -> Result<usize, String> {
     let (config, weights) = open(folder)?;

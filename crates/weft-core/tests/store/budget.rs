@@ -46,6 +46,25 @@ fn the_least_recently_used_goes_first() {
     assert_eq!(survivors(&folder, &entries.each_ref()), [0, 2]);
 }
 
+/// Cost and age weigh the same for all that were never idle: then the time decides, and after it the
+/// key, whatever the order in which they were stored.
+#[test]
+fn ties_are_broken_by_time_and_then_by_key() {
+    // All in the future, so that their age is none.
+    let later = SystemTime::now() + Duration::from_secs(3600);
+    let mut entries = [sample(1, 5), sample(2, 5), sample(3, 5)];
+    entries.sort_by_key(|entry| entry.key);
+    for (seconds, left) in [([2, 0, 1], [0, 2]), ([0, 0, 0], [1, 2])] {
+        let (_outer, folder) = new_folder();
+        store_aged(&folder, &[(&entries[2], 0), (&entries[0], 0), (&entries[1], 0)]);
+        for (entry, seconds) in entries.iter().zip(seconds) {
+            let file = fs::File::open(entry.file(&folder)).unwrap();
+            file.set_modified(later + Duration::from_secs(seconds)).unwrap();
+        }
+        assert_eq!(survivors(&folder, &entries.each_ref()), left, "{seconds:?}");
+    }
+}
+
 #[test]
 fn being_served_counts_as_use_and_survives_a_restart() {
     let (_outer, folder) = new_folder();

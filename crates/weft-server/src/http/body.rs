@@ -239,6 +239,22 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn small_bodies_do_not_wait_for_large_ones() {
+        let budget = BodyBudget::default();
+        let mut held = Vec::new();
+        for _ in 0..BUDGET_BYTES / MAX_BYTES {
+            held.push(Share::take(MAX_BYTES, &budget).await.unwrap());
+        }
+        let body = |bytes| body::Body::from(vec![b' '; bytes]);
+        let (bytes, share) = read(body(FREE_BYTES), FREE_BYTES, &budget).await.unwrap();
+        assert!(bytes.len() == FREE_BYTES && share.0.is_none());
+        let waits = read(body(FREE_BYTES + 1), FREE_BYTES + 1, &budget);
+        assert!(timeout(Duration::from_millis(100), waits).await.is_err());
+        drop(held);
+        assert!(read(body(FREE_BYTES + 1), FREE_BYTES + 1, &budget).await.is_ok());
+    }
+
+    #[tokio::test]
     async fn a_body_keeps_the_share_of_its_size() {
         let budget = BodyBudget::default();
         let body = || body::Body::from(vec![b' '; 1 << 20]);
