@@ -21,7 +21,7 @@ pub(crate) fn install() {
             Some(answer) if !INTERRUPTED_ONCE.swap(true, Ordering::Relaxed) => answer.cancel(),
             _ => {
                 echo::restore();
-                std::process::exit(i32::from(INTERRUPTED))
+                weft_cuda::leave(i32::from(INTERRUPTED))
             }
         }
     });

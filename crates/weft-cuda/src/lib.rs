@@ -52,6 +52,7 @@ pub use kernels::{DECODE_KERNELS, ModuleSource, Stage, modules, sources};
 pub use modules::WHOLE_PLANS;
 pub use need::{need, need_without_experts, page_bytes};
 pub use options::{Launches, Options};
+pub use process_end::leave;
 pub use shape::Chip;
 pub use test_record::TestRecord;
 pub use weights::packed_matrices;

@@ -7,6 +7,7 @@
 //! the process.
 
 use std::ffi::{c_int, c_void};
+use std::io::Write;
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -48,6 +49,7 @@ pub(crate) fn is_ending() -> bool {
 
 unsafe extern "C" {
     fn atexit(call: extern "C" fn()) -> c_int;
+    fn _exit(status: c_int) -> !;
 }
 
 /// Makes the end of the process stop compilers and wait for them, before the objects that their
@@ -63,6 +65,16 @@ extern "C" fn end() {
     if !std::mem::replace(&mut running.1, true) {
         let _ = ENDED.wait_timeout_while(running, END, |running| running.0 > 0);
     }
+}
+
+/// Ends the process at once, with what was printed and without anything else that is done at an end:
+/// whatever other threads load, compile or compute is left as it is. For a user who does not want to
+/// wait.
+pub fn leave(status: i32) -> ! {
+    let _ = std::io::stdout().flush();
+    let _ = std::io::stderr().flush();
+    // SAFETY: it takes a number and does not return.
+    unsafe { _exit(status) }
 }
 
 /// What a library calls instead of `__cxa_atexit`: its objects are kept.

@@ -16,8 +16,8 @@ use weft_core::config::Config;
 use weft_core::shapes;
 use weft_core::weights::{Coded, Form, Forms, LayerTensor, Tensor, Weights, WeightsError};
 use weft_cuda::{
-    Chip, CudaError, DECODE_KERNELS, ModuleSource, Program, Stage, WHOLE_PLANS, compile, modules,
-    sources,
+    Chip, CudaError, DECODE_KERNELS, ModuleSource, Program, Stage, WHOLE_PLANS, compile,
+    cubin_name, modules, sources,
 };
 use weft_testing::{Missing, skip};
 
@@ -392,6 +392,8 @@ fn a_process_may_end_while_it_compiles() {
     let config = shapes::config("qwen3-0.6b").unwrap();
     let all = modules(&config, &Forms::default(), chip("sm_90a"), true).unwrap();
     if let Some(ms) = std::env::var(AFTER_MS).ok().and_then(|ms| ms.parse().ok()) {
+        // As a device does: the library is loaded before anything is compiled beside.
+        cubin_name(&all[0].program, "sm_90a").unwrap();
         let whole = all.into_iter().filter(|module| module.stage == Stage::Persistent).take(3);
         for module in whole {
             std::thread::spawn(move || compile(&module.program, "sm_90a"));
