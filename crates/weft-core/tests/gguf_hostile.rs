@@ -65,12 +65,21 @@ fn the_file_without_changes_loads_in_versions_2_and_3_and_any_alignment() {
         }
         values
     };
-    let expected = values(&GgufFile::tiny());
+    // Values that differ wherever they lie.
+    let numbered = || {
+        let mut file = GgufFile::tiny();
+        for tensor in file.tensors.iter_mut().filter(|tensor| tensor.shape.len() == 1) {
+            let words = tensor.bytes.as_chunks_mut::<4>().0.iter_mut();
+            words.zip(1_u8..).for_each(|(word, n)| *word = f32::from(n).to_le_bytes());
+        }
+        file
+    };
+    let expected = values(&numbered());
     assert_eq!(expected.len(), 6400);
     assert!(expected.windows(2).any(|pair| pair[0] != pair[1]));
     for version in [2, 3] {
         for alignment in [None, Some(8), Some(32), Some(4096)] {
-            let file = GgufFile { version, alignment, ..GgufFile::tiny() };
+            let file = GgufFile { version, alignment, ..numbered() };
             assert_eq!(load_bytes(file.bytes()), Ok(6400), "{version} {alignment:?}");
             assert_eq!(values(&file), expected, "{version} {alignment:?}");
         }

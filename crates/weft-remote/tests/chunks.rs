@@ -257,6 +257,22 @@ fn old_rows_and_rows_over_the_budget_are_deleted_and_chunks_stay() {
     assert!(rest.iter().any(|path| path.ends_with("readme.txt")), "{rest:?}");
 }
 
+/// Their age is that of their last use: another chunk has stored them again.
+#[test]
+fn rows_that_a_chunk_has_used_lately_stay() {
+    let folder = tempfile::tempdir().unwrap();
+    let store: Arc<dyn ObjectStore> =
+        Arc::new(LocalFileSystem::new_with_prefix(folder.path()).unwrap());
+    let remote = open(&store, key(1));
+    push(&remote, &chunk("handbook", &[1]), &[1, 1]);
+    push(&remote, &chunk("handbook", &[1]), &[2, 1]);
+    files_of_age(folder.path(), "", 30 * HOUR);
+    push(&remote, &chunk("minutes", &[2]), &[1, 1]);
+    let old = Sweep { older_than: Some(25 * HOUR), max_bytes: None };
+    let swept = remote.sweep(&old).unwrap();
+    assert_eq!((swept.deleted.0, swept.left.0), (1, 1));
+}
+
 #[test]
 fn leftovers_are_deleted_when_no_writer_can_complete_them() {
     let folder = tempfile::tempdir().unwrap();

@@ -117,6 +117,7 @@ fn desktop_apps_are_let_in_by_their_origins() {
         assert_eq!((status, allowed), (200, Some(origin)));
         // Otherwise a cache could give one page the answer that another page was allowed to read.
         assert_eq!(header(&head, "vary"), Some("Origin"));
+        assert_eq!(header(&head, "x-content-type-options"), Some("nosniff"));
         let exposed = header(&head, "access-control-expose-headers").unwrap();
         assert!(exposed.contains("x-request-id"), "{exposed}");
     }

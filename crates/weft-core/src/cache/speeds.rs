@@ -222,6 +222,32 @@ mod tests {
         assert_eq!(speeds.compare(Tier::Disk, 1000, 100, MS / 2).unwrap().compute, MS / 2);
     }
 
+    /// One read says little: until there are four, a disk is taken for a slow one.
+    #[test]
+    fn a_few_reads_do_not_count_yet() {
+        let mut speeds = Speeds::default();
+        speeds.count_computed(100, 10 * MS);
+        let fetch = |speeds: &Speeds| {
+            speeds.compare(Tier::Disk, 1_000_000, 100, Duration::ZERO).unwrap().fetch
+        };
+        for _ in 0..3 {
+            assert_eq!(fetch(&speeds), 2 * MS, "500 MB a second");
+            speeds.count_read(Tier::Disk, 1_000_000, 90 * MS);
+        }
+        speeds.count_read(Tier::Disk, 1_000_000, 90 * MS);
+        assert!(fetch(&speeds).abs_diff(90 * MS) < MS, "{:?}", fetch(&speeds));
+    }
+
+    /// A machine may have been busy with something else: what was measured long ago fades.
+    #[test]
+    fn computing_is_as_fast_as_it_was_lately() {
+        let mut speeds = Speeds::default();
+        (0..4).for_each(|_| speeds.count_computed(1000, 1000 * MS));
+        (0..4).for_each(|_| speeds.count_computed(1000, 10 * MS));
+        let choice = speeds.compare(Tier::Disk, 1000, 1000, Duration::ZERO).unwrap();
+        assert!(choice.compute < 20 * MS, "{choice:?}");
+    }
+
     /// An H200 and 256 tokens of Qwen3-0.6B and 8B, by measured figures.
     #[test]
     fn a_fast_gpu_reads_what_it_does_not_compute_faster() {

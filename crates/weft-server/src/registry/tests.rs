@@ -82,8 +82,10 @@ impl ModelSource for Fake {
         }
     }
 
+    /// Names in capitals are other names of the same models.
     fn find(&self, asked: &str) -> Option<ModelName> {
-        (!asked.contains('/')).then(|| ModelName::new(asked, asked))
+        let id = asked.to_lowercase();
+        (!asked.contains('/')).then(|| ModelName::new(id.clone(), id))
     }
 }
 
@@ -342,7 +344,9 @@ async fn clients_may_name_models_if_the_operator_lets_them_and_those_are_forgott
     let open_to_all = registry(&machine, |settings| settings.allow_load = true);
     let (one, other) = (open(&open_to_all, "d").await.unwrap(), open(&open_to_all, "d").await);
     assert_eq!((one.id(), machine.loads().len()), ("d", 1));
-    drop((one, other));
+    let same = open(&open_to_all, "D").await.unwrap();
+    assert_eq!((same.id(), machine.loads().len()), ("d", 1), "another name of it");
+    drop((one, other, same));
     assert_eq!(status(&open_to_all, "d"), "loaded");
     let entry = open_to_all.known("d").unwrap();
     open_to_all.unload(&entry).await.unwrap();

@@ -169,6 +169,22 @@ mod tests {
         assert!(without.get("draft_n").is_none(), "{without}");
     }
 
+    /// The prompt of all choices has been read when the first of them has its first token.
+    #[test]
+    fn the_prompt_s_time_ends_with_the_first_token_of_any_choice() {
+        let late = finished(10, 3, 300).map(|finished| Finished {
+            stats: Stats { first_token: Duration::from_millis(250), ..finished.stats },
+            ..finished
+        });
+        for all in [[late.clone(), finished(10, 3, 300)], [finished(10, 3, 300), late]] {
+            let timings = timings(&all, 2);
+            assert_eq!(
+                (&timings["prompt_ms"], &timings["predicted_ms"]),
+                (&json!(100.0), &json!(200.0))
+            );
+        }
+    }
+
     /// The first token of each choice comes from its prompt, so it counts for no speed of decoding.
     #[test]
     fn speeds_count_what_was_computed_in_their_time() {
