@@ -300,13 +300,22 @@ mod tests {
 
     /// The events of a stream, or the whole answer, of a model that writes some texts and ends.
     fn answered(texts: &[&str], tools: &ToolMode, streams: bool) -> (Vec<Value>, Value) {
+        answered_with(texts, tools, streams, true)
+    }
+
+    fn answered_with(
+        texts: &[&str],
+        tools: &ToolMode,
+        streams: bool,
+        includes_reasoning: bool,
+    ) -> (Vec<Value>, Value) {
         let model = stub::model();
         let engine = stub::engine(&model, "a", &Arc::default());
         let info = ModelInfo::new(&Loaded::new("stub", model, engine));
         let options = ChatOptions {
             includes_usage: false,
             includes_running_usage: false,
-            includes_reasoning: true,
+            includes_reasoning,
             sends_accepted: false,
             echoed: String::new(),
         };
@@ -363,6 +372,20 @@ mod tests {
                 .to_owned()
         };
         assert_eq!(events.iter().map(thought).collect::<String>(), "hm </thi");
+    }
+
+    #[test]
+    fn thoughts_may_be_left_out() {
+        let texts = ["<think>", "hm", "</think>", "\n\n", "so"];
+        let (events, _) = answered_with(&texts, &ToolMode::None, true, false);
+        let (_, whole) = answered_with(&texts, &ToolMode::None, false, false);
+        let told = format!("{events:?} {whole}");
+        assert!(told.contains("so") && !told.contains("hm"), "{told}");
+        assert!(!told.contains("reasoning_content"), "{told}");
+        let details = &whole["usage"]["completion_tokens_details"];
+        assert_eq!(details["reasoning_tokens"], 3, "they were written");
+        let (events, _) = answered(&texts, &ToolMode::None, true);
+        assert!(format!("{events:?}").contains("hm"));
     }
 
     /// Thoughts are counted with their tags, as Anthropic does, whatever becomes of the answer.
