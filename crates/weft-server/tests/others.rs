@@ -174,7 +174,7 @@ fn models_are_listed_for_both_kinds_of_clients() {
     assert_eq!((&list["first_id"], &list["last_id"]), (&json!("stub"), &json!("stub")));
     let model = &list["data"][0];
     assert_eq!((&model["object"], &model["type"]), (&json!("model"), &json!("model")));
-    assert_eq!(model["display_name"], "stub");
+    assert_eq!((&model["display_name"], &model["lifecycle"]), (&json!("stub"), &json!("active")));
     let created = model["created_at"].as_str().unwrap();
     assert!(
         created.len() == 27 && created.starts_with("20") && created.ends_with('Z'),

@@ -120,6 +120,7 @@ fn describe(listed: &Listed, name: &str) -> Value {
         "type": "model",
         "display_name": name,
         "created_at": time::at(created),
+        "lifecycle": "active",
         "max_input_tokens": context,
         "owned_by": "weft",
         "root": listed.entry.name.id,
