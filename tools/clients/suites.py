@@ -1,17 +1,19 @@
-"""Runs the server tests of llama.cpp and vLLM against `weft serve`, and says why those fail that fail.
+"""Runs tests of llama.cpp's and vLLM's servers and of OpenAI's and Anthropic's clients against weft, and says
+why those fail that fail.
 
     python3 -m clients.suites llama --tests llama.cpp/tools/server/tests --python venv/bin/python \
         --of b21e4de --commit "$(git rev-parse HEAD)" --machine "2 vCPUs of an AMD EPYC" --save suite.json
-    python3 -m clients.suites vllm --tests vllm …
+    python3 -m clients.suites vllm --tests vllm --model ../assets/weft-agent --again random "chunked or n_parameter" …
+    python3 -m clients.suites openai --tests openai-python --model ../assets/weft-agent …
 
-The tests run as they are against a server that is already running. llama.cpp's have a switch for that
-(`DEBUG_EXTERNAL`), and the file for Anthropic's routes no longer sets its own port. For vLLM's,
-`RemoteOpenAIServer` stands for the running server, and everything else of vLLM is a stand-in without content,
-so its unit tests cannot pass. Tests fail wherever they name another model, routes of the other server, or
-options that the server would have to be started with. A rule in `suite_rules` names each such reason; a test
-that fails without one is a difference to look at, and this program fails. Run it in `tools/`, on a copy of the
-other tree, which it changes; the virtual environment needs pytest, pytest-timeout, pytest-asyncio, aiohttp,
-numpy, openai, prometheus-client, requests, wget, regex, jsonschema and pydantic.
+`suite_adapters` has what the tests need to ask weft. `--again` runs those whose names fit an expression with
+another model too, and one that passes with either has passed: some need a model that thinks and calls tools, some
+one that does not stop. Tests fail wherever they want another model's words, fields and routes of the other
+server, or options that weft does not have. A rule in `suite_rules` names the reason of each one that was looked at;
+a test that fails without one is a difference to look at, and this program fails. Run it in `tools/`, on a copy of
+the other tree, which it changes; the virtual environment needs pytest, pytest-timeout, pytest-asyncio, aiohttp,
+numpy, openai, anthropic, prometheus-client, requests, wget, regex, jsonschema, pydantic, tokenizers, pybase64,
+fastapi, http-snapshot, inline-snapshot, respx and rich.
 """
 
 import argparse
@@ -27,7 +29,7 @@ from collections import Counter
 from pathlib import Path
 
 from .served import Server
-from .suite_adapters import LLAMA_UTILS, RUNNING, STAND_IN
+from .suite_adapters import LLAMA_UTILS, RUNNING, STAND_IN, client_tests
 from .suite_rules import RULES
 
 FILES = {
@@ -46,8 +48,8 @@ FILES = {
             "openai/completion/test_prompt_validation", "openai/models/test_models", "openai/responses/test_basic",
             "openai/responses/test_function_call", "openai/responses/test_simple", "openai/responses/test_stateful",
             "openai/responses/test_structured_output", "openai/test_chunked_prompt", "openai/test_return_token_ids",
-            "openai/test_return_tokens_as_ids", "pooling/embed/test_online", "pooling/scoring/test_cross_encoder_online",
-            "serve/tokenize/test_tokenization",
+            "openai/test_return_tokens_as_ids", "pooling/embed/test_online",
+            "pooling/scoring/test_cross_encoder_online", "serve/tokenize/test_tokenization",
         ]
     ],
     "openai": [
@@ -85,16 +87,20 @@ def prepare(args):
         for folder in ["tests", "tests/entrypoints", "tests/entrypoints/openai"]:
             (args.tests / folder / "__init__.py").touch()
         (args.tests / "tests/conftest.py").unlink(missing_ok=True)
+    if args.suite in ("openai", "anthropic"):
+        for file in (args.tests / "tests/api_resources").rglob("test_*.py"):
+            file.write_text(client_tests(args.suite, file.read_text()))
     return [file for file in FILES[args.suite] if (args.tests / file).exists()]
 
 
-def run(args):
+def run(args, model, expression=None):
     with tempfile.TemporaryDirectory() as folder:
-        model = [args.model.absolute()] if args.model else []
+        model = [Path(model).absolute()] if model else []
         server = Server(args.weft, Path(folder) / "server", *model)
         results = Path(folder) / "results.xml"
         command = [args.python.absolute(), "-m", "pytest", "-q", "--timeout", "120", "-p", "no:cacheprovider"]
         command += [f"--junit-xml={results}", *prepare(args), *shlex.split(args.pytest)]
+        command += ["-k", expression] if expression else []
         env = {"PATH": os.environ["PATH"], "HOME": folder, "WEFT_URL": server.url, "WEFT_FOLDER": folder}
         env["WEFT_SERVE"] = shlex.join(str(word) for word in [args.weft.absolute(), "serve", *model])
         env["WEFT_TOKENIZER"] = str(model[0] / "tokenizer.json") if model else ""
@@ -130,9 +136,19 @@ def main():
     for name in ["--of", "--commit", "--machine"]:
         parser.add_argument(name, default="")
     parser.add_argument("--pytest", default="", help="further arguments of pytest")
+    parser.add_argument("--again", nargs=2, action="append", default=[], metavar=("MODEL", "EXPRESSION"))
     parser.add_argument("--save", type=Path)
     args = parser.parse_args()
-    found = [read(args.suite, case) for case in run(args)]
+    found = [read(args.suite, case) for case in run(args, args.model)]
+    for model, expression in args.again:
+        others = [read(args.suite, case) for case in run(args, model, expression)]
+        passed = {(case["file"], case["test"]): case for case in others if case["outcome"] == "passed"}
+        with_model = {"model": Path(model).name}
+        found = [
+            passed[key] | with_model if case["outcome"] == "failed" and key in passed else case
+            for case in found
+            for key in [(case["file"], case["test"])]
+        ]
     files = dict.fromkeys(result["file"] for result in found)
     table = [
         {"file": file, **Counter(result["outcome"] for result in found if result["file"] == file)} for file in files

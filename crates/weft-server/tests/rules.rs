@@ -98,9 +98,11 @@ fn deadly_schemas() -> Vec<Value> {
         },
         json!({"type": "object", "patternProperties": patterns.collect::<Map<_, _>>()}),
         json!({"enum": (0..20_000).collect::<Vec<_>>()}),
-        json!({"type": "integer", "multipleOf": 1_000_003}),
-        json!({"type": "array", "prefixItems": (900..2000)
-            .map(|n| json!({"type": "integer", "multipleOf": n})).collect::<Vec<_>>()}),
+        chain(1, |_| json!({"type": "integer", "multipleOf": 1_000_003})),
+        chain(1, |_| {
+            let multiple = |n: u32| json!({"type": "integer", "multipleOf": n});
+            json!({"type": "array", "prefixItems": (900..2000).map(multiple).collect::<Vec<_>>()})
+        }),
         json!({"type": "string", "pattern": "a*b*".repeat(40_000)}),
         json!({"const": "x".repeat(200_000)}),
     ]
