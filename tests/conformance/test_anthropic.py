@@ -27,7 +27,8 @@ CALLS = (
 
 
 def client(key="secret"):
-    return anthropic.Anthropic(base_url=URL, api_key=key, max_retries=0)
+    more = {"max_retries": 0, "_strict_response_validation": True}
+    return anthropic.Anthropic(base_url=URL, api_key=key, **more)
 
 
 def asked(**more):
@@ -46,6 +47,17 @@ def asked(**more):
 def saying(text):
     """Makes the answer exactly this text: the bundled model neither thinks nor calls tools."""
     return {"structured_outputs": {"choice": [text]}}
+
+
+class Models(unittest.TestCase):
+    def test_models(self):
+        models = list(client().models.list())
+        self.assertEqual([(model.id, model.type) for model in models], [("weft-tiny", "model")])
+        self.assertGreater(models[0].created_at.year, 2000)
+        self.assertEqual(client().models.retrieve("weft-tiny").display_name, "weft-tiny")
+        with self.assertRaises(anthropic.NotFoundError) as refused:
+            client().models.retrieve("claude")
+        self.assertEqual(refused.exception.body["error"]["type"], "not_found_error")
 
 
 class Messages(unittest.TestCase):

@@ -25,7 +25,8 @@ TOOL = {
 
 
 def responses():
-    return openai.OpenAI(base_url=f"{URL}/v1", api_key="secret", max_retries=0).responses
+    more = {"max_retries": 0, "_strict_response_validation": True}
+    return openai.OpenAI(base_url=f"{URL}/v1", api_key="secret", **more).responses
 
 
 def create(**more):
@@ -47,6 +48,10 @@ class Responses(unittest.TestCase):
         second = create(input="What is it?", previous_response_id=first.id, max_output_tokens=16)
         cached = second.usage.input_tokens_details.cached_tokens
         self.assertGreater(cached, first.usage.input_tokens * 0.9)
+        counted = responses().input_tokens.count(model="weft-tiny", input=QUESTION)
+        self.assertEqual(counted.input_tokens, first.usage.input_tokens)
+        with self.assertRaises(openai.BadRequestError):
+            responses().cancel(first.id)
         responses().delete(first.id)
         with self.assertRaises(openai.NotFoundError):
             responses().retrieve(first.id)

@@ -8,8 +8,8 @@ use weft_core::chunk::Reuse;
 
 use crate::api_error::ApiError;
 use crate::dialects::{
-    CompletionRequest, CountRequest, MessagesRequest, OllamaChat, OllamaGenerate, OpenAiChat,
-    ResponsesRequest,
+    CompletionRequest, CountRequest, LlamaCompletion, MessagesRequest, OllamaChat, OllamaGenerate,
+    OpenAiChat, ResponsesRequest, TextsRequest,
 };
 use crate::grammars::Rule;
 use crate::http::parse;
@@ -83,12 +83,25 @@ impl Reader {
     /// Reads the body of a completion. False if it is refused.
     pub fn completion(&self, body: &[u8]) -> bool {
         let read = || -> Result<(), ApiError> {
-            let request: CompletionRequest = parse(body)?;
-            request.compose(&self.0)?;
-            request.sampling(&self.0)?;
-            self.follow(request.rule().as_ref())
+            let CompletionRequest(request) = parse(body)?;
+            self.texts(&request)
         };
         read().is_ok()
+    }
+
+    /// Reads the body of a completion in llama.cpp's words. False if it is refused.
+    pub fn llama(&self, body: &[u8]) -> bool {
+        let read = || -> Result<(), ApiError> {
+            let request: LlamaCompletion = parse(body)?;
+            self.texts(&request.texts)
+        };
+        read().is_ok()
+    }
+
+    fn texts(&self, request: &TextsRequest) -> Result<(), ApiError> {
+        request.compose(&self.0)?;
+        request.sampling(&self.0)?;
+        self.follow(request.rule().0.as_ref())
     }
 
     /// Compiles a grammar as llama.cpp writes it. False if it is refused.

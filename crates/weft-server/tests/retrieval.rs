@@ -63,6 +63,23 @@ fn texts_of_a_request_share_steps() {
 }
 
 #[test]
+fn the_same_text_is_read_once() {
+    let (address, control) = serve();
+    let lists: Vec<[u32; 2]> = (0..64).map(|n| [n % 3, 7]).collect();
+    let before = control.steps.load(Ordering::Relaxed);
+    let answer = embed(address, &json!({"input": lists}));
+    assert_eq!(control.steps.load(Ordering::Relaxed) - before, 1);
+    let data = answer["data"].as_array().unwrap();
+    for (index, item) in data.iter().enumerate() {
+        assert_eq!(item["index"], index);
+        assert_eq!(item["embedding"], data[index % 3]["embedding"]);
+    }
+    let usage = &answer["usage"];
+    assert_eq!((&usage["prompt_tokens"], &usage["total_tokens"]), (&json!(128), &json!(128)));
+    assert_eq!(usage["prompt_tokens_details"]["cached_tokens"], 128 - 6, "{usage}");
+}
+
+#[test]
 fn embeddings_come_in_the_order_of_their_texts() {
     let (address, _) = serve();
     // The device's states are the last token, then ones.
@@ -146,6 +163,13 @@ fn documents_are_ranked_in_the_forms_of_others() {
     few["top_n"] = 0.into();
     assert_eq!(post(address, "/v1/rerank", &few).1["results"], json!([]));
 
+    // As text-embeddings-inference has it.
+    let texts = json!({"query": "q", "texts": ["a", "b"], "top_n": 9, "return_text": true,
+        "raw_scores": false, "truncate": false});
+    let (status, answer) = post(address, "/rerank", &texts);
+    let scored = |index, text| json!({"index": index, "score": 0.5, "text": text});
+    assert_eq!((status, answer), (200, json!([scored(0, "a"), scored(1, "b")])));
+
     let refusal = |field: &str, value: Value| {
         let mut body = body.clone();
         body[field] = value;
@@ -158,13 +182,14 @@ fn documents_are_ranked_in_the_forms_of_others() {
     assert_eq!(refusal("documents", json!(vec!["a b c d".repeat(300); 1024])), "documents");
     assert_eq!(refusal("top_n", json!(-1)), "top_n");
     assert_eq!(refusal("max_tokens_per_doc", json!(100)), "max_tokens_per_doc");
+    assert_eq!(refusal("raw_scores", json!(true)), "raw_scores");
 }
 
 #[test]
 fn many_texts_leave_room_for_a_chat_and_end_with_their_client() {
     let (address, control) = serve();
     control.step_us.store(20_000, Ordering::Relaxed);
-    let lists: Vec<[u32; 1]> = (0..2048).map(|_| [5]).collect();
+    let lists: Vec<[u32; 2]> = (0..2048).map(|n| [n % 64, n / 64]).collect();
     let many = send(address, "POST", "/v1/embeddings", &json!({"input": lists}).to_string());
     until("texts are read", || metric(address, "weft_readings_total") > 0);
     let body = json!({"max_tokens": 2, "messages": [{"role": "user", "content": "x"}]});

@@ -98,6 +98,11 @@ fn deadly_schemas() -> Vec<Value> {
         },
         json!({"type": "object", "patternProperties": patterns.collect::<Map<_, _>>()}),
         json!({"enum": (0..20_000).collect::<Vec<_>>()}),
+        chain(1, |_| json!({"type": "integer", "multipleOf": 1_000_003})),
+        chain(1, |_| {
+            let multiple = |n: u32| json!({"type": "integer", "multipleOf": n});
+            json!({"type": "array", "prefixItems": (900..2000).map(multiple).collect::<Vec<_>>()})
+        }),
         json!({"type": "string", "pattern": "a*b*".repeat(40_000)}),
         json!({"const": "x".repeat(200_000)}),
     ]
@@ -130,6 +135,43 @@ fn rules_that_ended_the_process_are_refused_at_once() {
         assert!(time < SOON, "{body}: {time:?}");
         let (status, _, time) = chat(address, &json!({}));
         assert!(status == 200 && time < SOON, "after {body}: {status} in {time:?}");
+    }
+}
+
+/// The costliest rules within the bounds that were found. A compiler cannot be interrupted, so what
+/// it may begin must be short.
+#[test]
+fn the_costliest_rules_take_a_second() {
+    let (address, _) = serve();
+    assert_eq!(chat(address, &with_regex("a")).0, 200);
+    let patterns = |n: usize, pattern: &dyn Fn(usize) -> String| -> Vec<Value> {
+        (0..n).map(|i| json!({"type": "string", "pattern": pattern(i)})).collect()
+    };
+    let texts = json!({"allOf": [{"anyOf": patterns(90, &|i| format!("a{i}.*"))},
+        {"anyOf": patterns(90, &|i| format!(".*b{i}"))}]});
+    let mut any = optional_properties(98);
+    any["minProperties"] = 1.into();
+    let multiples: Vec<Value> =
+        (450..550).map(|n| json!({"type": "integer", "multipleOf": n})).collect();
+    for schema in [
+        texts,
+        any,
+        pairs(99),
+        optional_properties(1000),
+        json!({"type": "integer", "multipleOf": 49_999}),
+        json!({"type": "array", "prefixItems": multiples}),
+    ] {
+        let of_tool = json!({"type": "object", "properties": {"x": schema}, "required": ["x"]});
+        let mut bodies = vec![with_schema(&schema), with_tool(&of_tool)];
+        bodies.push(with_strict_tools(&[of_tool]));
+        for body in bodies {
+            let (status, answer, time) = chat(address, &body);
+            let body = body.to_string();
+            let body = &body[..body.len().min(200)];
+            // It may turn out to be too much for the answer.
+            assert!([200, 400].contains(&status), "{body}: {answer}");
+            assert!(time < 2 * SOON, "{body}: {time:?}");
+        }
     }
 }
 

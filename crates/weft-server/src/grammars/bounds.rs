@@ -8,7 +8,7 @@
 
 use std::collections::HashMap;
 
-use serde_json::{Map, Value};
+use serde_json::{Map, Number, Value};
 
 /// Bytes of a rule: all texts of a schema, an expression, all choices together.
 pub(super) const MAX_BYTES: usize = 256 << 10;
@@ -32,6 +32,9 @@ pub(super) const MAX_DEPTH: usize = 256;
 /// properties at least one must be there: then all of them are written out for each. The slowest
 /// that were found took 0.15 ms each.
 pub(super) const MAX_COMBINATIONS: u64 = 10_000;
+/// All `multipleOf` of a schema together, or multiplied where several must hold at once: each is
+/// followed by as many states, and numbers that several divide overflow.
+const MAX_MULTIPLES: u64 = 50_000;
 
 /// Keywords of a schema that only describe.
 const ANNOTATIONS: [&str; 15] = [
@@ -100,6 +103,7 @@ struct Sizes {
     properties: usize,
     pattern_properties: usize,
     expression_bytes: usize,
+    multiples: u64,
 }
 
 impl Sizes {
@@ -120,6 +124,9 @@ impl Sizes {
                     patterns.keys().try_for_each(|pattern| self.add_expression(pattern))?;
                 }
                 ("pattern", Value::String(pattern)) => self.add_expression(pattern)?,
+                ("multipleOf", Value::Number(number)) => {
+                    self.multiples = self.multiples.saturating_add(digits_of(number));
+                }
                 ("const", Value::String(text)) => check_text(text)?,
                 ("enum", Value::Array(texts)) => {
                     texts.iter().filter_map(Value::as_str).try_for_each(check_text)?;
@@ -127,6 +134,7 @@ impl Sizes {
                 _ => {}
             }
         }
+        check_multiples(self.multiples, "together are")?;
         let n = self.properties;
         within(n, MAX_PROPERTIES, "the schemas have", "properties")?;
         let n = self.pattern_properties;
@@ -139,6 +147,27 @@ impl Sizes {
         let n = self.expression_bytes;
         within(n, MAX_EXPRESSIONS_BYTES, "the expressions of the schema have", "bytes or more")
     }
+}
+
+fn check_multiples(n: u64, are: &str) -> Result<(), String> {
+    match n <= MAX_MULTIPLES {
+        true => Ok(()),
+        false => Err(format!(
+            "the multipleOf of the schema {are} {n}, without decimal points, and at most \
+             {MAX_MULTIPLES} may be"
+        )),
+    }
+}
+
+/// The digits of a number as a whole number: 25 for 2.5, and 100 for 100.
+fn digits_of(number: &Number) -> u64 {
+    // Of more decimals than these, the compiler says that they are too many.
+    const DECIMALS: i32 = 9;
+    let number = number.as_f64().unwrap_or(f64::MAX).abs();
+    let scaled = |decimals| number * 10_f64.powi(decimals);
+    let whole = (0..DECIMALS).map(scaled).find(|scaled| scaled.fract() == 0.0);
+    // A conversion takes the nearest number there is.
+    whole.unwrap_or_else(|| scaled(DECIMALS)) as u64
 }
 
 fn check_text(text: &str) -> Result<(), String> {
@@ -160,6 +189,8 @@ struct Size {
     properties: u64,
     /// Whether at least one of them must be there.
     wants_any: bool,
+    /// The number of which others must be multiples; 0 if there is none.
+    multiple: u64,
 }
 
 impl Size {
@@ -178,6 +209,7 @@ impl Size {
             n: self.n.saturating_add(option.n),
             properties: self.properties.max(option.properties),
             wants_any: self.wants_any || option.wants_any,
+            multiple: self.multiple.max(option.multiple),
         }
     }
 }
@@ -218,6 +250,9 @@ impl<'v> Shape<'v> {
                     plain.n = plain.n.saturating_add(size);
                     match (key, value) {
                         ("properties", Value::Object(all)) => plain.properties = all.len() as u64,
+                        ("multipleOf", Value::Number(number)) => {
+                            plain.multiple = digits_of(number);
+                        }
                         ("minProperties", least) => plain.wants_any = least.as_f64() > Some(0.0),
                         _ => {}
                     }
@@ -234,7 +269,9 @@ impl<'v> Shape<'v> {
             whole.n = whole.n.saturating_mul(part.n);
             whole.properties = whole.properties.saturating_add(part.properties);
             whole.wants_any |= part.wants_any;
+            whole.multiple = whole.multiple.max(1).saturating_mul(part.multiple.max(1));
         }
+        check_multiples(whole.multiple, "that must hold at once make")?;
         if wants_any || parts.len() > 1 {
             self.combinations = self.combinations.saturating_add(whole.written_out());
             if self.combinations > MAX_COMBINATIONS {
@@ -343,6 +380,32 @@ mod tests {
                 let refused = refused.unwrap_err();
                 assert!(refused.contains("at most 10000 may be"), "{refused}");
             }
+        }
+    }
+
+    #[test]
+    fn multiples_are_added_up_or_multiplied() {
+        let check = |schema: Value| check_sizes([&schema]).and_then(|()| check_shape(&schema));
+        let of = |n: f64| json!({"type": "number", "multipleOf": n});
+        let list = |all: &[f64]| {
+            let items: Vec<Value> = all.iter().map(|n| of(*n)).collect();
+            json!({"type": "array", "prefixItems": items})
+        };
+        let both = |a: f64, b: f64| json!({"allOf": [of(a), of(b)]});
+        for fits in
+            [of(50_000.0), of(0.01), of(-7.5), list(&[20_000.0, 2999.9]), both(223.0, 224.0)]
+        {
+            assert_eq!(check(fits.clone()), Ok(()), "{fits}");
+        }
+        for (refused, n) in [
+            (of(1_000_003.0), "1000003"),
+            (of(99_991.5), "999915"),
+            (list(&[40_000.0, 10_001.0]), "50001"),
+            (both(224.0, 224.0), "50176"),
+            (of(1e300), "18446744073709551615"),
+        ] {
+            let refused = check(refused).unwrap_err();
+            assert!(refused.contains(n) && refused.contains("at most 50000"), "{refused}");
         }
     }
 

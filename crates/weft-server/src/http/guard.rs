@@ -12,7 +12,7 @@ use super::request_id::{X_REQUEST_ID, request_id};
 use super::{HEADER_BYTES, Options, hosts};
 use crate::api_error::ApiError;
 use crate::app::App;
-use crate::dialects;
+use crate::dialects::{Speaker, error_body};
 use crate::routes;
 
 const METHODS: HeaderValue = HeaderValue::from_static("GET, POST, DELETE, OPTIONS");
@@ -34,7 +34,7 @@ pub(crate) async fn guard(State(app): State<Arc<App>>, request: Request, next: N
         .map_or_else(|| "other".to_owned(), |path| path.as_str().to_owned());
     let origin = request.headers().get(header::ORIGIN).cloned();
     let id = request_id(request.headers());
-    let path = request.uri().path().to_owned();
+    let speaker = Speaker::of(request.uri().path(), request.headers());
     let mut response = match check(&app.options, &request) {
         Err(error) => error.into_response(),
         // A preflight request: the browser asks, without the key, whether it may send the real one.
@@ -46,7 +46,7 @@ pub(crate) async fn guard(State(app): State<Arc<App>>, request: Request, next: N
     };
     // Errors have the form that the clients of the path read.
     if let Some(error) = response.extensions_mut().remove::<ApiError>() {
-        let body = dialects::error_body(&path, &error).to_string();
+        let body = error_body(speaker, &error).to_string();
         response.headers_mut().remove(header::CONTENT_LENGTH);
         *response.body_mut() = body.into();
     }

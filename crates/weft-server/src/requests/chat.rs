@@ -49,6 +49,8 @@ pub(crate) struct ChatRequest {
     pub(crate) begins_turn: Option<bool>,
     /// Whether the answer continues the last message.
     pub(crate) continues: bool,
+    /// Whether an answer that continues the last message begins with it.
+    pub(crate) echoes: bool,
     /// Further variables for the template.
     pub(crate) template_values: Map<String, Value>,
     pub(crate) reuse: ReuseFields,
@@ -99,6 +101,12 @@ impl ChatRequest {
             ),
             _ => Ok(()),
         }
+    }
+
+    /// The text that the answer begins with: that of the last message, if the client wants it.
+    pub(crate) fn echoed(&self) -> String {
+        let last = self.messages.last().filter(|_| self.continues && self.echoes);
+        last.map(ChatMessage::own_text).unwrap_or_default()
     }
 
     /// The tools that the model may call.

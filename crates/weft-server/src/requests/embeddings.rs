@@ -33,7 +33,15 @@ enum Input {
     Text(String),
     Texts(Vec<String>),
     Tokens(Vec<TokenId>),
-    TokenLists(Vec<Vec<TokenId>>),
+    Many(Vec<One>),
+}
+
+/// A text of a list that has token lists too.
+#[derive(Debug, Deserialize)]
+#[serde(untagged)]
+enum One {
+    Tokens(Vec<TokenId>),
+    Text(String),
 }
 
 /// How a vector is written.
@@ -47,21 +55,41 @@ pub(crate) enum EncodingFormat {
     Base64,
 }
 
+/// Fields of other servers that would change the vectors, their values that change nothing, and
+/// how it is here.
+const UNSUPPORTED: [(&str, &[&str], &str); 3] = [
+    ("truncate_prompt_tokens", &[], "texts are never cut"),
+    ("embed_dtype", &["float32"], "vectors are of 32-bit numbers"),
+    ("endianness", &["native", "little"], "bytes are little endian"),
+];
+
+/// Fields that switch off the last step of a vector, by their values.
+const NORMALIZED: [&str; 2] = ["normalize", "use_activation"];
+
 impl FromJson for EmbeddingsRequest {
     fn from_json(json: &Value) -> Result<Self, ApiError> {
         let n = json.get("input").and_then(Value::as_array).map_or(0, Vec::len);
         if n > MAX_TOKENS {
             return Err(too_many_tokens(n));
         }
-        if json.get("truncate_prompt_tokens").is_some_and(|value| !value.is_null()) {
-            let message = "truncate_prompt_tokens is not supported: texts are never cut";
-            return Err(ApiError::invalid(message).param("truncate_prompt_tokens"));
+        for (field, fine, instead) in UNSUPPORTED {
+            let value = json.get(field).filter(|value| !value.is_null());
+            if value.is_some_and(|value| !fine.iter().any(|fine| value == fine)) {
+                let message = format!("{field} is not supported: {instead}");
+                return Err(ApiError::invalid(message).param(field));
+            }
+        }
+        for field in NORMALIZED {
+            if json.get(field).is_some_and(|value| *value == false) {
+                let message = format!("{field} cannot be false: vectors have the length 1");
+                return Err(ApiError::invalid(message).param(field));
+            }
         }
         let request: Self = fields(json)?;
         let n = match &request.input {
             Input::Text(_) | Input::Tokens(_) => 1,
             Input::Texts(texts) => texts.len(),
-            Input::TokenLists(lists) => lists.len(),
+            Input::Many(texts) => texts.len(),
         };
         if n > MAX_TEXTS {
             let message = format!("input has {n} texts, and the limit is {MAX_TEXTS}; send fewer");
@@ -101,8 +129,12 @@ impl EmbeddingsRequest {
             Input::Text(one) => vec![text(one)?],
             Input::Tokens(ids) => vec![tokens(ids, model)?],
             Input::Texts(texts) => texts.iter().map(text).collect::<Result<_, ApiError>>()?,
-            Input::TokenLists(lists) => {
-                lists.iter().map(|ids| tokens(ids, model)).collect::<Result<_, _>>()?
+            Input::Many(texts) => {
+                let one = |one: &One| match one {
+                    One::Tokens(ids) => tokens(ids, model),
+                    One::Text(words) => text(words),
+                };
+                texts.iter().map(one).collect::<Result<_, _>>()?
             }
         };
         if passages.is_empty() {
@@ -148,7 +180,14 @@ mod tests {
 
     #[test]
     fn bodies_that_are_no_texts_are_refused_by_their_field() {
-        for input in [json!("a"), json!(["a"]), json!([1, 2.0]), json!([[1], [2]]), json!([])] {
+        for input in [
+            json!("a"),
+            json!(["a"]),
+            json!([1, 2.0]),
+            json!([[1], [2]]),
+            json!([[1], "b"]),
+            json!([]),
+        ] {
             assert!(EmbeddingsRequest::from_json(&json!({"input": input})).is_ok(), "{input}");
         }
         for input in
@@ -164,6 +203,10 @@ mod tests {
             ("dimensions", json!("4")),
             ("encoding_format", json!("int8")),
             ("truncate_prompt_tokens", json!(5)),
+            ("embed_dtype", json!("float16")),
+            ("endianness", json!("big")),
+            ("normalize", json!(false)),
+            ("use_activation", json!(false)),
         ] {
             assert_eq!(refusal(&json!({"input": "a", field: value})).0, field);
         }

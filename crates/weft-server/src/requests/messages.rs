@@ -161,6 +161,21 @@ impl ChatMessage {
         self.role == Role::Assistant && self.content.is_some() && self.tool_calls.is_none()
     }
 
+    /// Its texts in a row, without its chunks.
+    pub(crate) fn own_text(&self) -> String {
+        match &self.content {
+            None => String::new(),
+            Some(ChatContent::Text(text)) => text.clone(),
+            Some(ChatContent::Parts(parts)) => {
+                let text = |part: &ChatPart| match part {
+                    ChatPart::Text(part) => part.text.clone(),
+                    ChatPart::Chunk(_) => String::new(),
+                };
+                parts.iter().map(text).collect()
+            }
+        }
+    }
+
     /// The chunks in this message.
     pub(crate) fn chunk_ids(&self) -> impl Iterator<Item = ChunkId> {
         let parts = match &self.content {

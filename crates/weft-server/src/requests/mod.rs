@@ -5,6 +5,7 @@
 //! for other servers send them, except those that would change the answer (`unsupported`). Nothing
 //! here depends on the engine.
 
+mod biases;
 mod chat;
 mod drafts;
 mod embeddings;
@@ -24,7 +25,7 @@ pub(crate) use self::json::{FromJson, TextOr, fields};
 pub(crate) use self::messages::{ChatContent, ChatMessage, ChatPart, Role, tool_call};
 pub(crate) use self::numbers::{Bounded, Count, Parsed, TokenId};
 pub(crate) use self::output_format::OutputFormat;
-pub(crate) use self::rerank::RerankRequest;
+pub(crate) use self::rerank::{RankingForm, RerankRequest};
 pub(crate) use self::settings::Settings;
 pub(crate) use self::tools::{
     MAX_LONG_NAME_CHARS, MAX_NAME_CHARS, ToolChoice, Tools, strict_names,

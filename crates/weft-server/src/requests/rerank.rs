@@ -23,11 +23,27 @@ const TEMPLATE_BYTES: usize = 400;
 pub(crate) struct RerankRequest {
     pub(crate) model: Option<String>,
     query: Text,
+    /// `texts` in the requests of text-embeddings-inference.
+    #[serde(alias = "texts")]
     documents: Vec<Text>,
     top_n: Option<Count>,
+    #[serde(alias = "return_text")]
     return_documents: Option<bool>,
     /// What makes a document relevant, in a sentence for the model.
     instruction: Option<String>,
+    /// How the results are written.
+    #[serde(skip)]
+    pub(crate) form: RankingForm,
+}
+
+/// How the results of a ranking are written.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum RankingForm {
+    /// An object with the results, as Cohere and Jina write it.
+    #[default]
+    Results,
+    /// The list of results alone, as text-embeddings-inference writes it.
+    List,
 }
 
 /// A text, by itself or as the field of an object.
@@ -47,7 +63,9 @@ impl Text {
 }
 
 /// Fields that would change the result.
-const UNSUPPORTED: [(&str, &str); 4] = [
+const UNSUPPORTED: [(&str, &str); 6] = [
+    ("truncate", "documents are never cut"),
+    ("raw_scores", "scores are probabilities"),
     ("rank_fields", "give each document as one text"),
     ("max_chunks_per_doc", "documents are never cut"),
     ("max_tokens_per_doc", "documents are never cut"),
@@ -57,19 +75,23 @@ const UNSUPPORTED: [(&str, &str); 4] = [
 impl FromJson for RerankRequest {
     fn from_json(json: &Value) -> Result<Self, ApiError> {
         for (field, instead) in UNSUPPORTED {
-            if json.get(field).is_some_and(|value| !value.is_null()) {
+            if json.get(field).is_some_and(|value| !value.is_null() && *value != false) {
                 let message = format!("{field} is not supported: {instead}");
                 return Err(ApiError::invalid(message).param(field));
             }
         }
-        let n = json.get("documents").and_then(Value::as_array).map_or(0, Vec::len);
+        let listed = |field: &str| json.get(field).and_then(Value::as_array).map_or(0, Vec::len);
+        let n = listed("documents").max(listed("texts"));
         if n > MAX_DOCUMENTS {
             let message = format!(
                 "documents has {n} entries, and the limit is {MAX_DOCUMENTS}; rank them in parts"
             );
             return Err(ApiError::invalid(message).param("documents"));
         }
-        let request: Self = fields(json)?;
+        let mut request: Self = fields(json)?;
+        if json.get("documents").is_none() {
+            request.form = RankingForm::List;
+        }
         if request.query.as_str().is_empty() {
             return Err(ApiError::invalid("query is empty; give some text").param("query"));
         }

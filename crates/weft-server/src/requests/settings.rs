@@ -1,12 +1,10 @@
 //! The fields that chats and completions share: how to sample, when to stop, how to answer.
 
-use std::collections::BTreeMap;
-
 use serde::Deserialize;
-use serde::de::{self, Deserializer};
 use weft_core::engine::Speculate;
 use weft_core::sampling::{Sampling, random_seed};
 
+use super::biases::LogitBias;
 use super::drafts::{ApiSpeculate, Prediction};
 use super::numbers::{Bounded, Count, Limit, Seed, TokenId};
 use crate::api_error::ApiError;
@@ -59,6 +57,8 @@ pub(crate) struct Settings {
     return_accepted: Option<bool>,
     /// Whether an answer has the ids of its tokens; vLLM's name.
     return_token_ids: Option<bool>,
+    /// Whether a chat's answer has the model's thoughts; vLLM's name.
+    include_reasoning: Option<bool>,
     /// Log-probabilities of each token of the prompt and of this many others; vLLM's name.
     prompt_logprobs: Option<Bounded<0, 20>>,
 }
@@ -67,6 +67,8 @@ pub(crate) struct Settings {
 #[serde(expecting = "an object with include_usage")]
 struct StreamOptions {
     include_usage: Option<bool>,
+    /// Whether each event has the usage so far; vLLM's name.
+    continuous_usage_stats: Option<bool>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -74,25 +76,6 @@ struct StreamOptions {
 enum Stops {
     One(String),
     Many(Vec<String>),
-}
-
-/// Biases by token. Keys are ids, written as strings because JSON keys are strings.
-#[derive(Debug)]
-struct LogitBias(Vec<(u32, f32)>);
-
-impl<'de> Deserialize<'de> for LogitBias {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let entries = BTreeMap::<String, f32>::deserialize(deserializer)?;
-        let entries = entries.into_iter().map(|(key, bias)| {
-            let id = key.parse().map_err(|_| {
-                de::Error::custom(format!(
-                    "{key:?} is not a token id: ids are whole numbers from 0"
-                ))
-            })?;
-            Ok((id, bias))
-        });
-        entries.collect::<Result<_, _>>().map(Self)
-    }
 }
 
 impl Settings {
@@ -104,6 +87,17 @@ impl Settings {
     /// Whether a stream ends with its usage.
     pub(crate) fn includes_usage(&self) -> bool {
         self.stream_options.and_then(|options| options.include_usage).unwrap_or(false)
+    }
+
+    /// Whether each event of a stream has the usage so far.
+    pub(crate) fn includes_running_usage(&self) -> bool {
+        let asks = |options: StreamOptions| options.continuous_usage_stats;
+        self.includes_usage() && self.stream_options.and_then(asks).unwrap_or(false)
+    }
+
+    /// Whether thoughts are part of the answer.
+    pub(crate) fn includes_reasoning(&self) -> bool {
+        self.include_reasoning.unwrap_or(true)
     }
 
     /// Sets whether the answer is streamed.
@@ -243,6 +237,9 @@ impl Settings {
         let mut sampling = model.sampling(thinking);
         self.set_numbers(&mut sampling);
         self.set_ends(&mut sampling);
+        if let Some(biases) = &self.logit_bias {
+            sampling.logit_bias = biases.by_token(&model.tokenizer)?;
+        }
         sampling.logprobs = logprobs;
         sampling.echo = echo;
         sampling.prompt_logprobs = self.prompt_logprobs();
@@ -262,9 +259,6 @@ impl Settings {
         set(&mut sampling.frequency_penalty, self.frequency_penalty);
         sampling.top_k = self.top_k.map_or(sampling.top_k, Bounded::count);
         sampling.seed = self.seed.map_or_else(random_seed, |seed| seed.0);
-        if let Some(LogitBias(entries)) = &self.logit_bias {
-            sampling.logit_bias.clone_from(entries);
-        }
     }
 
     fn set_ends(&self, sampling: &mut Sampling) {

@@ -8,9 +8,10 @@ use crate::api_error::ApiError;
 /// A field, the values of it that change nothing (beside null), and what to do instead.
 type Field = (&'static str, fn(&Value) -> bool, &'static str);
 
-const FIELDS: [Field; 20] = [
+const FIELDS: [Field; 21] = [
     ("functions", is_empty, "use tools"),
     ("function_call", |value| value == "none" || value == "auto", "use tool_choice"),
+    ("return_tokens_as_token_ids", is_false, "use return_token_ids"),
     ("guided_whitespace_pattern", is_empty, "such answers are written on one line"),
     ("allowed_token_ids", is_empty, "use structured_outputs with a choice or a regex"),
     ("bad_words", is_empty, "use logit_bias for tokens, or stop to end the answer"),

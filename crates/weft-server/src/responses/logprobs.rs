@@ -13,10 +13,12 @@ use weft_core::tokenizer::Tokenizer;
 /// One token's log-probability, and the most likely tokens in its place.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Entry {
+    id: u32,
     bytes: Vec<u8>,
     /// None for the first token of an echoed prompt, which nothing predicted.
     logprob: Option<f32>,
-    top: Vec<(Vec<u8>, f32)>,
+    /// Their ids and bytes.
+    top: Vec<(u32, Vec<u8>, f32)>,
     /// Where the token begins: in bytes of all tokens, and in characters of the whole text.
     offset: usize,
     text_offset: usize,
@@ -43,8 +45,9 @@ impl Pending {
             && !tokenizer.is_special(token.id)
         {
             let text = |id: u32| tokenizer.token_bytes(id).unwrap_or_default().to_vec();
-            let top = logprobs.top.iter().map(|(id, logprob)| (text(*id), *logprob)).collect();
-            self.add(bytes, Some(logprobs.chosen), top);
+            let top = logprobs.top.iter().map(|(id, logprob)| (*id, text(*id), *logprob));
+            let top = top.collect();
+            self.add(token.id, bytes, Some(logprobs.chosen), top);
         }
         self.token_bytes += bytes.len();
         self.token_chars += bytes.iter().filter(|byte| begins_character(**byte)).count();
@@ -54,14 +57,15 @@ impl Pending {
 
     /// The first token of an echoed prompt: nothing predicted it.
     pub(crate) fn push_unpredicted(&mut self, token: &Token, tokenizer: &Tokenizer) -> Vec<Entry> {
-        self.add(tokenizer.token_bytes(token.id).unwrap_or_default(), None, Vec::new());
+        let bytes = tokenizer.token_bytes(token.id).unwrap_or_default();
+        self.add(token.id, bytes, None, Vec::new());
         self.push(token, tokenizer)
     }
 
-    fn add(&mut self, bytes: &[u8], logprob: Option<f32>, top: Vec<(Vec<u8>, f32)>) {
+    fn add(&mut self, id: u32, bytes: &[u8], logprob: Option<f32>, top: Vec<(u32, Vec<u8>, f32)>) {
         let (offset, text_offset) = (self.token_bytes, self.token_chars);
         let bytes = bytes.to_vec();
-        self.entries.push_back(Entry { bytes, logprob, top, offset, text_offset });
+        self.entries.push_back(Entry { id, bytes, logprob, top, offset, text_offset });
     }
 }
 
@@ -79,7 +83,7 @@ impl Entry {
         let top: Vec<Value> = self
             .top
             .iter()
-            .map(|(bytes, logprob)| {
+            .map(|(_, bytes, logprob)| {
                 json!({"token": token_text(bytes), "logprob": logprob, "bytes": bytes})
             })
             .collect();
@@ -127,12 +131,24 @@ pub(crate) fn of_chat(entries: &[Entry]) -> Value {
     json!({"content": entries.iter().map(Entry::json).collect::<Vec<_>>(), "refusal": null})
 }
 
+/// The format of llama.cpp's completions.
+pub(crate) fn of_llama(entries: &[Entry]) -> Value {
+    let token = |id: u32, bytes: &[u8], logprob: Option<f32>| json!({"id": id, "token": token_text(bytes), "bytes": bytes, "logprob": logprob});
+    let entry = |entry: &Entry| {
+        let top = entry.top.iter().map(|(id, bytes, logprob)| token(*id, bytes, Some(*logprob)));
+        let mut json = token(entry.id, &entry.bytes, entry.logprob);
+        json["top_logprobs"] = top.collect();
+        json
+    };
+    entries.iter().map(entry).collect()
+}
+
 /// The format of completions. The chosen token is among the most likely ones or is added to them.
 pub(crate) fn of_completion(entries: &[Entry]) -> Value {
     let top = |entry: &Entry| {
         let Some(chosen) = entry.logprob else { return Value::Null };
         let mut all = Map::from_iter([(entry.token(), json!(chosen))]);
-        for (bytes, logprob) in &entry.top {
+        for (_, bytes, logprob) in &entry.top {
             // Of two tokens with the same text, the more likely one stays.
             all.entry(token_text(bytes)).or_insert_with(|| json!(logprob));
         }

@@ -11,6 +11,7 @@ pub(crate) mod logprobs;
 mod parts;
 mod recent;
 mod stream;
+pub(crate) mod time;
 mod token_ids;
 mod tool_calls;
 mod usage;
@@ -34,7 +35,9 @@ pub(crate) use self::token_ids::TokenIds;
 pub(crate) use self::tool_calls::{
     Beginning, CallDelta, CallStyle, MAX_BARE_OPENING, ToolForm, calls_in_pieces, is_text_parameter,
 };
-pub(crate) use self::usage::{add_costs, add_progress, add_thought, add_usage, reason, usage};
+pub(crate) use self::usage::{
+    add_costs, add_progress, add_thought, add_usage, reason, running_usage, usage,
+};
 
 /// Writes a response of one or several choices as the JSON of a dialect.
 pub(crate) trait ResponseWriter: Send + 'static {

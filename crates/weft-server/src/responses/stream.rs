@@ -34,6 +34,8 @@ const WRITE_BYTES: usize = 16 << 10;
 pub(crate) enum Framing {
     /// Server-sent events, of which the last is `[DONE]`.
     Data,
+    /// Server-sent events that end without a mark.
+    Plain,
     /// Server-sent events, each named by its field `type`.
     Named,
     /// JSON, one object per line.
@@ -43,7 +45,7 @@ pub(crate) enum Framing {
 impl Framing {
     pub(super) const fn content_type(self) -> &'static str {
         match self {
-            Self::Data | Self::Named => "text/event-stream",
+            Self::Data | Self::Plain | Self::Named => "text/event-stream",
             Self::Lines => "application/x-ndjson",
         }
     }
@@ -68,7 +70,7 @@ impl Framing {
     /// What keeps a connection alive. Lines have nothing that their readers would skip.
     pub(super) const fn comment(self) -> &'static [u8] {
         match self {
-            Self::Data | Self::Named => b": still working\n\n",
+            Self::Data | Self::Plain | Self::Named => b": still working\n\n",
             Self::Lines => b"",
         }
     }
@@ -76,7 +78,7 @@ impl Framing {
     pub(super) const fn end(self) -> &'static [u8] {
         match self {
             Self::Data => b"data: [DONE]\n\n",
-            Self::Named | Self::Lines => b"",
+            Self::Plain | Self::Named | Self::Lines => b"",
         }
     }
 }

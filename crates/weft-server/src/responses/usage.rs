@@ -40,6 +40,15 @@ pub(crate) fn usage(finished: &[Option<Finished>], choices_per_prompt: usize) ->
     })
 }
 
+/// The tokens so far of a choice that is being written, as vLLM counts them.
+pub(crate) fn running_usage(prompt_tokens: usize, generated_tokens: usize) -> Value {
+    json!({
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": generated_tokens,
+        "total_tokens": prompt_tokens + generated_tokens,
+    })
+}
+
 /// The times and tokens of all choices.
 fn timings(finished: &[Option<Finished>], choices_per_prompt: usize) -> Value {
     let Stats { prompt_tokens, cached_tokens, generated_tokens, first_token, total, speculation } =

@@ -61,10 +61,11 @@ fn api() -> Routes {
 }
 
 /// Routes that also work without `/v1`: many clients are given an address without it.
-const WITHOUT_VERSION: [&str; 7] = [
+const WITHOUT_VERSION: [&str; 8] = [
     "/v1/models",
     "/v1/models/{*id}",
     "/v1/chat/completions",
+    "/v1/chat/completions/input_tokens",
     "/v1/completions",
     "/v1/responses",
     "/v1/embeddings",

@@ -12,6 +12,7 @@ use crate::app::App;
 use crate::http::{Body, PathParam};
 use crate::registry::{Listed, Status};
 use crate::requests::{FromJson, fields};
+use crate::responses::time;
 
 pub(super) async fn list(State(app): State<Arc<App>>) -> Result<Json<Value>, ApiError> {
     app.models.check_ready()?;
@@ -20,7 +21,15 @@ pub(super) async fn list(State(app): State<Arc<App>>) -> Result<Json<Value>, Api
         .iter()
         .flat_map(|listed| listed.entry.names().map(|name| describe(listed, name)))
         .collect();
-    Ok(Json(json!({"object": "list", "data": data})))
+    let id_of = |model: Option<&Value>| model.map(|model| model["id"].clone());
+    // The last three are of Anthropic's lists, and its clients ignore what is OpenAI's.
+    Ok(Json(json!({
+        "object": "list",
+        "data": data,
+        "has_more": false,
+        "first_id": id_of(data.first()),
+        "last_id": id_of(data.last()),
+    })))
 }
 
 pub(super) async fn show(
@@ -102,10 +111,17 @@ fn describe(listed: &Listed, name: &str) -> Value {
             "min_p": number(sampling.min_p),
         });
     }
+    let created = listed.info.as_ref().map_or(0, |info| info.created);
     json!({
         "id": name,
         "object": "model",
-        "created": listed.info.as_ref().map_or(0, |info| info.created),
+        "created": created,
+        // As Anthropic's clients read it.
+        "type": "model",
+        "display_name": name,
+        "created_at": time::at(created),
+        "lifecycle": "active",
+        "max_input_tokens": context,
         "owned_by": "weft",
         "root": listed.entry.name.id,
         "max_model_len": context,

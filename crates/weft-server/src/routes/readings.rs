@@ -3,6 +3,9 @@
 //! A request may have thousands of prompts. Only as many as fill the lanes twice are in the queue,
 //! so a chat that arrives meanwhile waits for those and not for all. The prompts of a group are
 //! queued together, so that they share steps from the first one on and the engine is woken once.
+//! Prompts that are the same are read once.
+
+use std::collections::HashMap;
 
 use futures_util::{StreamExt, TryStreamExt, stream};
 use serde::Serialize;
@@ -44,6 +47,7 @@ pub(super) async fn read_all(
     prompts: Vec<Composition>,
     reading: &Reading,
 ) -> Result<(Vec<Vec<f32>>, ReadUsage), ApiError> {
+    let (prompts, places) = distinct(prompts);
     let job = |prompt| Job::Read(Box::new(Request::read(prompt, reading.clone())));
     let mut jobs = prompts.into_iter().map(job);
     let groups = std::iter::from_fn(|| {
@@ -62,12 +66,30 @@ pub(super) async fn read_all(
     let groups = stream::iter(groups.enumerate()).map(read).buffer_unordered(AT_ONCE);
     let mut groups: Vec<(usize, Vec<Read>)> = groups.try_collect().await?;
     groups.sort_unstable_by_key(|(index, _)| *index);
+    let mut read: Vec<Read> = groups.into_iter().flat_map(|(_, group)| group).collect();
     let mut usage = ReadUsage::default();
-    let read = groups.into_iter().flat_map(|(_, group)| group).map(|(values, stats)| {
-        usage.add(&stats);
-        values
+    let values = places.into_iter().map(|place| {
+        let (values, stats) = &mut read[place];
+        usage.add(stats);
+        // The next one of the same prompt costs nothing.
+        stats.cached_tokens = stats.prompt_tokens;
+        values.clone()
     });
-    Ok((read.collect(), usage))
+    Ok((values.collect(), usage))
+}
+
+/// The prompts without those that are the same as an earlier one, and the place of each among them.
+fn distinct(prompts: Vec<Composition>) -> (Vec<Composition>, Vec<usize>) {
+    let mut places: HashMap<Vec<u32>, usize> = HashMap::new();
+    let mut kept = Vec::new();
+    let mut place = |prompt: Composition| {
+        *places.entry(prompt.tokens()).or_insert_with(|| {
+            kept.push(prompt);
+            kept.len() - 1
+        })
+    };
+    let order = prompts.into_iter().map(&mut place).collect();
+    (kept, order)
 }
 
 /// What was read of a prompt, and what it cost.

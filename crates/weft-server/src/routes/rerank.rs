@@ -12,7 +12,7 @@ use super::readings::read_all;
 use crate::api_error::ApiError;
 use crate::app::{App, off_thread};
 use crate::http::Body;
-use crate::requests::RerankRequest;
+use crate::requests::{RankingForm, RerankRequest};
 use crate::responses::response_id;
 
 pub(super) async fn create(
@@ -28,7 +28,7 @@ pub(super) async fn create(
         move || Ok((request.compose(&model)?, request))
     };
     let (prompts, request) = off_thread(prompt_bytes, compose).await?;
-    let n_results = request.n_results();
+    let (n_results, form) = (request.n_results(), request.form);
     let documents = request.into_returned();
     // The documents are held until they are returned.
     let share = documents.is_some().then_some(share);
@@ -36,21 +36,30 @@ pub(super) async fn create(
     let (values, usage) = read_all(&lease, prompts, &reading).await?;
     drop(share);
     let scores: Vec<f32> = values.iter().map(|values| Reranker::score(values)).collect();
+    let text = |index: usize| documents.as_ref().map(|documents| &documents[index]);
     let result = |index: usize| {
-        let mut result = json!({"index": index, "relevance_score": scores[index]});
-        if let Some(documents) = &documents {
-            result["document"] = json!({"text": documents[index]});
+        let mut result = match form {
+            RankingForm::Results => json!({"index": index, "relevance_score": scores[index]}),
+            RankingForm::List => json!({"index": index, "score": scores[index]}),
+        };
+        match (form, text(index)) {
+            (_, None) => {}
+            (RankingForm::Results, Some(text)) => result["document"] = json!({"text": text}),
+            (RankingForm::List, Some(text)) => result["text"] = json!(text),
         }
         result
     };
     let results: Vec<Value> = ranked(&scores).into_iter().take(n_results).map(result).collect();
-    let response = json!({
-        "id": response_id("rerank"),
-        "object": "list",
-        "model": model.id,
-        "results": results,
-        "usage": usage,
-    });
+    let response = match form {
+        RankingForm::List => results.into(),
+        RankingForm::Results => json!({
+            "id": response_id("rerank"),
+            "object": "list",
+            "model": model.id,
+            "results": results,
+            "usage": usage,
+        }),
+    };
     Ok(lease.mark(Json(response).into_response()))
 }
 

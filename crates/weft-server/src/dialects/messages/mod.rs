@@ -26,6 +26,7 @@ pub(crate) use self::request::{CountRequest, MessagesRequest};
 /// Messages.
 pub(super) const MESSAGES: Dialect = Dialect {
     prefixes: &["/v1/messages"],
+    header: Some("anthropic-version"),
     routes: || vec![("/v1/messages", post(create)), ("/v1/messages/count_tokens", post(count))],
     error: error_json,
 };

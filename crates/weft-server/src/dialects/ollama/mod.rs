@@ -2,7 +2,6 @@
 
 mod embed;
 mod request;
-mod time;
 mod writer;
 
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -25,6 +24,7 @@ use crate::http::Body;
 use crate::model_info::ModelInfo;
 use crate::registry::Listed;
 use crate::requests::{FromJson, fields};
+use crate::responses::time;
 
 pub(crate) use self::request::{OllamaChat, OllamaGenerate};
 
@@ -34,6 +34,7 @@ const API_VERSION: &str = "0.12.0";
 /// Ollama.
 pub(super) const OLLAMA: Dialect = Dialect {
     prefixes: &["/api/"],
+    header: None,
     routes: || {
         vec![
             ("/api/chat", post(chat)),

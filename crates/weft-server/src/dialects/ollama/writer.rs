@@ -5,13 +5,12 @@ use std::sync::Arc;
 use serde_json::{Value, json};
 use weft_core::engine::{Finished, Token};
 
-use super::time;
 use crate::api_error::ApiError;
 use crate::dialects::answer::Answering;
 use crate::model_info::ModelInfo;
 use crate::responses::logprobs::{self, Entry};
 use crate::responses::{
-    CallDelta, Choice, Delta, Framing, ResponseWriter, add_costs, reason, response_id,
+    CallDelta, Choice, Delta, Framing, ResponseWriter, add_costs, reason, response_id, time,
 };
 use crate::worker::Progress;
 

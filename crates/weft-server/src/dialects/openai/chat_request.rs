@@ -22,6 +22,7 @@ struct Chat {
     top_logprobs: Option<Bounded<0, 20>>,
     add_generation_prompt: Option<bool>,
     continue_final_message: Option<bool>,
+    echo: Option<bool>,
     chat_template_kwargs: Option<Map<String, Value>>,
 }
 
@@ -51,6 +52,7 @@ impl FromJson for OpenAiChat {
             logprobs: logprobs.then(|| chat.top_logprobs.map_or(0, Bounded::count)),
             begins_turn: chat.add_generation_prompt,
             continues: chat.continue_final_message.unwrap_or(false),
+            echoes: chat.echo.unwrap_or(false),
             template_values,
             reuse: fields(json)?,
             ..ChatRequest::default()

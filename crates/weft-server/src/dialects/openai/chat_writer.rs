@@ -10,8 +10,8 @@ use crate::dialects::answer::Answering;
 use crate::model_info::ModelInfo;
 use crate::responses::{
     Accepted, Beginning, CallDelta, Choice, Delta, FINGERPRINT, Framing, ResponseWriter, TokenIds,
-    add_costs, add_progress, add_thought, add_usage, logprobs, reason, response_id, seconds_now,
-    usage,
+    add_costs, add_progress, add_thought, add_usage, logprobs, reason, response_id, running_usage,
+    seconds_now, usage,
 };
 use crate::worker::Progress;
 
@@ -24,7 +24,9 @@ pub(crate) struct ChatWriter {
     finished: Vec<Option<Finished>>,
     has_logprobs: bool,
     streams: bool,
-    includes_usage: bool,
+    options: ChatOptions,
+    /// Tokens of the prompt.
+    prompt_tokens: usize,
     accepted: Accepted,
     token_ids: TokenIds,
     /// The ids of the prompt's tokens, if they are wanted; sent with the first event.
@@ -37,20 +39,31 @@ struct ChoiceState {
     choice: Choice,
     /// Everything so far, for a complete response.
     collected: Delta,
+    n_tokens: usize,
 }
 
 /// How a chat's answer is written.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct ChatOptions {
     /// Whether a stream ends with its usage.
     pub(crate) includes_usage: bool,
+    /// Whether each event has the usage so far.
+    pub(crate) includes_running_usage: bool,
+    /// Whether thoughts are part of the answer.
+    pub(crate) includes_reasoning: bool,
     /// Whether events say how many of their tokens were drafted.
     pub(crate) sends_accepted: bool,
+    /// The text that the answer continues, if it begins with it.
+    pub(crate) echoed: String,
 }
 
 impl ChatWriter {
     pub(crate) fn new(answering: Answering, options: ChatOptions) -> Self {
-        let state = || ChoiceState { choice: answering.choice(), collected: Delta::default() };
+        let state = || ChoiceState {
+            choice: answering.choice(),
+            collected: Delta { content: options.echoed.clone(), ..Delta::default() },
+            n_tokens: 0,
+        };
         let n = answering.choices;
         Self {
             id: response_id("chatcmpl"),
@@ -59,8 +72,9 @@ impl ChatWriter {
             finished: vec![None; n],
             has_logprobs: answering.sampling.logprobs.is_some(),
             streams: answering.streams,
-            includes_usage: options.includes_usage,
             accepted: Accepted::new(n, options.sends_accepted),
+            options,
+            prompt_tokens: answering.prompt_tokens,
             token_ids: TokenIds::new(n, answering.prompt_ids.is_some()),
             prompt_ids: answering.prompt_ids,
             prompt_logprobs: answering.sampling.prompt_logprobs.map(|_| Vec::new()),
@@ -86,15 +100,20 @@ impl ChatWriter {
         choice["logprobs"] = entries;
         choice["finish_reason"] = reason.into();
         let mut event = self.envelope("chat.completion.chunk", Value::Array(vec![choice]));
-        if self.includes_usage {
-            event["usage"] = Value::Null;
+        if self.options.includes_usage {
+            let n = self.choices[index].n_tokens;
+            let so_far = || running_usage(self.prompt_tokens, n);
+            event["usage"] = self.options.includes_running_usage.then(so_far).unwrap_or_default();
         }
         event
     }
 
     /// Returns a delta as an event, or collects it for a complete response.
     fn write(&mut self, index: usize, delta: Delta) -> Option<Value> {
-        let delta = delta.joined();
+        let mut delta = delta.joined();
+        if !self.options.includes_reasoning {
+            delta.reasoning.clear();
+        }
         if !self.streams {
             self.choices[index].collected.append(delta);
             return None;
@@ -177,7 +196,8 @@ impl ResponseWriter for ChatWriter {
     }
 
     fn start(&mut self) -> Vec<Value> {
-        let delta = || json!({"role": "assistant", "content": null});
+        let echoed = Some(&self.options.echoed).filter(|text| !text.is_empty());
+        let delta = || json!({"role": "assistant", "content": echoed});
         let event = |index| self.event(index, delta(), Value::Null, None);
         let mut events: Vec<Value> = (0..self.choices.len()).map(event).collect();
         if let Some(ids) = self.prompt_ids.take() {
@@ -200,6 +220,7 @@ impl ResponseWriter for ChatWriter {
     fn token(&mut self, choice: usize, token: Token, is_drafted: bool) -> Vec<Value> {
         self.accepted.count(choice, is_drafted);
         self.token_ids.push(choice, token.id);
+        self.choices[choice].n_tokens += 1;
         let delta = self.choices[choice].choice.push(&token, &self.model.tokenizer);
         self.write(choice, delta).into_iter().collect()
     }
@@ -223,7 +244,7 @@ impl ResponseWriter for ChatWriter {
     }
 
     fn close(&mut self) -> Vec<Value> {
-        if !self.includes_usage {
+        if !self.options.includes_usage {
             return Vec::new();
         }
         let mut event = self.envelope("chat.completion.chunk", json!([]));
@@ -279,10 +300,25 @@ mod tests {
 
     /// The events of a stream, or the whole answer, of a model that writes some texts and ends.
     fn answered(texts: &[&str], tools: &ToolMode, streams: bool) -> (Vec<Value>, Value) {
+        answered_with(texts, tools, streams, true)
+    }
+
+    fn answered_with(
+        texts: &[&str],
+        tools: &ToolMode,
+        streams: bool,
+        includes_reasoning: bool,
+    ) -> (Vec<Value>, Value) {
         let model = stub::model();
         let engine = stub::engine(&model, "a", &Arc::default());
         let info = ModelInfo::new(&Loaded::new("stub", model, engine));
-        let options = ChatOptions { includes_usage: false, sends_accepted: false };
+        let options = ChatOptions {
+            includes_usage: false,
+            includes_running_usage: false,
+            includes_reasoning,
+            sends_accepted: false,
+            echoed: String::new(),
+        };
         let answering = Answering::of_test(Arc::new(info), tools.clone(), streams);
         let mut writer = ChatWriter::new(answering, options);
         let mut events = Vec::new();
@@ -336,6 +372,20 @@ mod tests {
                 .to_owned()
         };
         assert_eq!(events.iter().map(thought).collect::<String>(), "hm </thi");
+    }
+
+    #[test]
+    fn thoughts_may_be_left_out() {
+        let texts = ["<think>", "hm", "</think>", "\n\n", "so"];
+        let (events, _) = answered_with(&texts, &ToolMode::None, true, false);
+        let (_, whole) = answered_with(&texts, &ToolMode::None, false, false);
+        let told = format!("{events:?} {whole}");
+        assert!(told.contains("so") && !told.contains("hm"), "{told}");
+        assert!(!told.contains("reasoning_content"), "{told}");
+        let details = &whole["usage"]["completion_tokens_details"];
+        assert_eq!(details["reasoning_tokens"], 3, "they were written");
+        let (events, _) = answered(&texts, &ToolMode::None, true);
+        assert!(format!("{events:?}").contains("hm"));
     }
 
     /// Thoughts are counted with their tags, as Anthropic does, whatever becomes of the answer.

@@ -3,14 +3,16 @@
 use std::sync::Arc;
 
 use serde_json::{Value, json};
+use weft_core::chunk::Composition;
 use weft_core::engine::{Finished, PromptToken, Token};
 
 use crate::api_error::ApiError;
+use crate::dialects::texts::Continuing;
 use crate::model_info::ModelInfo;
 use crate::responses::logprobs::{self, Entry, Pending};
 use crate::responses::{
     Accepted, FINGERPRINT, Framing, ResponseWriter, TokenIds, add_costs, add_progress, add_usage,
-    reason, response_id, seconds_now, usage,
+    reason, response_id, running_usage, seconds_now, usage,
 };
 use crate::worker::Progress;
 
@@ -26,6 +28,9 @@ pub(crate) struct CompletionWriter {
     echoes: bool,
     streams: bool,
     includes_usage: bool,
+    includes_running_usage: bool,
+    /// Tokens of each prompt.
+    prompt_tokens: Vec<usize>,
     accepted: Accepted,
     token_ids: TokenIds,
     /// The ids of each prompt's tokens, if they are wanted; sent with the first event of a choice.
@@ -40,49 +45,36 @@ struct ChoiceText {
     entries: Vec<Entry>,
     pending: Pending,
     has_begun: bool,
+    n_tokens: usize,
     /// Whether an event was sent.
     has_sent: bool,
 }
 
-/// How a completion is written.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct CompletionOptions {
-    pub(crate) choices: usize,
-    pub(crate) choices_per_prompt: usize,
-    pub(crate) has_logprobs: bool,
-    pub(crate) has_prompt_logprobs: bool,
-    pub(crate) echoes: bool,
-    pub(crate) streams: bool,
-    /// Whether a stream ends with its usage.
-    pub(crate) includes_usage: bool,
-    /// Whether events say how many of their tokens were drafted.
-    pub(crate) sends_accepted: bool,
-}
-
 impl CompletionWriter {
-    pub(crate) fn new(
-        model: Arc<ModelInfo>,
-        options: CompletionOptions,
-        prompt_ids: Option<Vec<Vec<u32>>>,
-    ) -> Self {
+    pub(crate) fn new(continuing: &Continuing) -> Self {
+        let Continuing { model, sampling, request, prompts } = continuing;
+        let settings = &request.settings;
+        let choices_per_prompt = settings.choices();
+        let n = prompts.len() * choices_per_prompt;
+        let ids = || prompts.iter().map(Composition::tokens).collect();
+        let prompt_ids: Option<Vec<Vec<u32>>> = settings.returns_ids().then(ids);
         Self {
-            model,
+            model: Arc::clone(model),
             id: response_id("cmpl"),
             created: seconds_now(),
-            choices: (0..options.choices).map(|_| ChoiceText::default()).collect(),
-            finished: vec![None; options.choices],
-            choices_per_prompt: options.choices_per_prompt,
-            has_logprobs: options.has_logprobs,
-            echoes: options.echoes,
-            streams: options.streams,
-            includes_usage: options.includes_usage,
-            accepted: Accepted::new(options.choices, options.sends_accepted),
-            token_ids: TokenIds::new(options.choices, prompt_ids.is_some()),
+            choices: (0..n).map(|_| ChoiceText::default()).collect(),
+            finished: vec![None; n],
+            choices_per_prompt,
+            has_logprobs: sampling.logprobs.is_some(),
+            echoes: request.echoes,
+            streams: settings.streams(),
+            includes_usage: settings.includes_usage(),
+            includes_running_usage: settings.includes_running_usage(),
+            prompt_tokens: prompts.iter().map(Composition::len).collect(),
+            accepted: Accepted::new(n, settings.sends_accepted()),
+            token_ids: TokenIds::new(n, prompt_ids.is_some()),
             prompt_ids,
-            prompt_logprobs: options.has_prompt_logprobs.then(|| {
-                let prompts = options.choices / options.choices_per_prompt.max(1);
-                vec![Vec::new(); prompts]
-            }),
+            prompt_logprobs: sampling.prompt_logprobs.map(|_| vec![Vec::new(); prompts.len()]),
         }
     }
 
@@ -98,10 +90,14 @@ impl CompletionWriter {
         envelope
     }
 
-    fn event(&self, choice: Value) -> Value {
+    fn event(&self, index: usize, choice: Value) -> Value {
         let mut event = self.envelope(Value::Array(vec![choice]));
         if self.includes_usage {
-            event["usage"] = Value::Null;
+            let prompt_tokens = self.prompt_tokens[index / self.choices_per_prompt];
+            let echoed = if self.echoes { prompt_tokens } else { 0 };
+            let n = self.choices[index].n_tokens.saturating_sub(echoed);
+            let so_far = || running_usage(prompt_tokens, n);
+            event["usage"] = self.includes_running_usage.then(so_far).unwrap_or_default();
         }
         event
     }
@@ -146,7 +142,7 @@ impl ResponseWriter for CompletionWriter {
     }
 
     fn progress(&mut self, choice: usize, progress: &Progress) -> Vec<Value> {
-        let mut event = self.event(self.choice(choice, "", &[], None));
+        let mut event = self.event(choice, self.choice(choice, "", &[], None));
         add_progress(&mut event, progress);
         vec![event]
     }
@@ -162,6 +158,7 @@ impl ResponseWriter for CompletionWriter {
         self.accepted.count(choice, is_drafted);
         self.token_ids.push(choice, token.id);
         let choice_text = &mut self.choices[choice];
+        choice_text.n_tokens += 1;
         let is_first = !std::mem::replace(&mut choice_text.has_begun, true);
         let entries = match is_first && self.echoes && self.has_logprobs {
             true => choice_text.pending.push_unpredicted(&token, &self.model.tokenizer),
@@ -175,7 +172,7 @@ impl ResponseWriter for CompletionWriter {
         if token.text.is_empty() && entries.is_empty() {
             return Vec::new();
         }
-        let mut event = self.event(self.choice(choice, &token.text, &entries, None));
+        let mut event = self.event(choice, self.choice(choice, &token.text, &entries, None));
         self.accepted.add_to(choice, &mut event);
         self.token_ids.add_to(choice, &mut event["choices"][0]);
         self.add_prompt_ids_once(choice, &mut event["choices"][0]);
@@ -192,7 +189,7 @@ impl ResponseWriter for CompletionWriter {
         self.finished[choice] = Some(finished);
         if self.streams {
             let last = self.choice(choice, "", &[], Some(reason));
-            let mut last = self.event(last);
+            let mut last = self.event(choice, last);
             add_costs(&mut last, &self.finished[choice..=choice], 1);
             self.token_ids.add_to(choice, &mut last["choices"][0]);
             self.add_prompt_ids_once(choice, &mut last["choices"][0]);

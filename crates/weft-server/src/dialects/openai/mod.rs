@@ -17,10 +17,12 @@ pub(crate) use self::completion_request::CompletionRequest;
 /// Chats and completions. Errors have this dialect's form on all routes of no dialect, too.
 pub(super) const OPENAI: Dialect = Dialect {
     prefixes: &["/v1/chat/", "/v1/completions", "/chat/", "/completions"],
+    header: None,
     routes: || {
         vec![
             ("/v1/chat/completions", post(routes::chat)),
-            ("/v1/completions", post(routes::complete_texts)),
+            ("/v1/chat/completions/input_tokens", post(routes::count)),
+            ("/v1/completions", post(routes::complete)),
         ]
     },
     error: ApiError::json,

@@ -20,10 +20,11 @@ use serde_json::{Value, json};
 use self::store::Stored;
 use self::writer::{Keeping, ResponsesWriter};
 use super::Dialect;
-use super::answer::answer;
+use super::answer::{answer, count_tokens};
 use crate::api_error::ApiError;
 use crate::app::{App, off_thread};
 use crate::http::{Body, PathParam};
+use crate::requests::ChatRequest;
 
 pub(crate) use self::request::ResponsesRequest;
 pub(super) use self::store::Store;
@@ -31,10 +32,13 @@ pub(super) use self::store::Store;
 /// Responses.
 pub(super) const RESPONSES: Dialect = Dialect {
     prefixes: &["/v1/responses", "/responses"],
+    header: None,
     routes: || {
         vec![
             ("/v1/responses", post(create)),
+            ("/v1/responses/input_tokens", post(count)),
             ("/v1/responses/{id}", get(show).delete(delete)),
+            ("/v1/responses/{id}/cancel", post(cancel)),
             ("/v1/responses/{id}/input_items", get(input_items)),
         ]
     },
@@ -45,6 +49,25 @@ async fn create(
     State(app): State<Arc<App>>,
     body: Body<ResponsesRequest>,
 ) -> Result<Response, ApiError> {
+    let (body, keeping) = read(&app, body).await?;
+    answer(&app, body, |answering| ResponsesWriter::new(answering, keeping)).await
+}
+
+/// The tokens of a request's prompt.
+async fn count(
+    State(app): State<Arc<App>>,
+    body: Body<ResponsesRequest>,
+) -> Result<Json<Value>, ApiError> {
+    let (body, _) = read(&app, body).await?;
+    let n = count_tokens(&app, body).await?;
+    Ok(Json(json!({"object": "response.input_tokens", "input_tokens": n})))
+}
+
+/// The chat of a request, and what is kept of it.
+async fn read(
+    app: &App,
+    body: Body<ResponsesRequest>,
+) -> Result<(Body<ChatRequest>, Keeping), ApiError> {
     let Body { value: mut request, bytes, share } = body;
     let store = Arc::clone(&app.dialects.responses);
     let previous = match &request.previous {
@@ -66,8 +89,7 @@ async fn create(
     };
     let (chat, items) = off_thread(bytes, read).await?;
     let keeping = Keeping { store, items, echo };
-    let body = Body { value: chat, bytes, share };
-    answer(&app, body, |answering| ResponsesWriter::new(answering, keeping)).await
+    Ok((Body { value: chat, bytes, share }, keeping))
 }
 
 /// The items of a response and of everything before it.
@@ -115,6 +137,15 @@ async fn delete(
         true => Ok(Json(json!({"id": id, "object": "response", "deleted": true}))),
         false => Err(unknown(&id)),
     }
+}
+
+/// Nothing runs in the background, so there is nothing to cancel.
+async fn cancel(
+    State(app): State<Arc<App>>,
+    PathParam(id): PathParam<String>,
+) -> Result<Response, ApiError> {
+    find(&app, &id)?;
+    Err(ApiError::invalid("Cannot cancel a synchronous response: it has ended"))
 }
 
 /// Which of the items are listed.

@@ -1,25 +1,25 @@
-//! Points in time as Ollama writes them (RFC 3339, UTC).
+//! Points in time as dialects write them (RFC 3339, UTC).
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// A time that never comes: models stay loaded.
-pub(super) const NEVER: &str = "9999-12-31T00:00:00Z";
+pub(crate) const NEVER: &str = "9999-12-31T00:00:00Z";
 
 const DAY_S: u64 = 24 * 60 * 60;
 
-pub(super) fn now() -> String {
+pub(crate) fn now() -> String {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     written(since.as_secs(), since.subsec_micros())
 }
 
 /// A time that is so long from now.
-pub(super) fn after(time: Duration) -> String {
+pub(crate) fn after(time: Duration) -> String {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default() + time;
     written(since.as_secs(), since.subsec_micros())
 }
 
 /// A time by its seconds since 1970.
-pub(super) fn at(seconds: u64) -> String {
+pub(crate) fn at(seconds: u64) -> String {
     written(seconds, 0)
 }
 
