@@ -30,6 +30,13 @@ use crate::error::CudaError;
 use crate::kernels::Kernels;
 use crate::kv::Kv;
 
+/// What the thread that copies is told.
+enum Message {
+    Copy(Job),
+    /// Somebody waits for all copies that have been asked for.
+    Now,
+}
+
 /// Rows to copy.
 struct Job {
     layers: Range<u16>,
@@ -99,6 +106,11 @@ impl Copy {
         self.is_reported.notify_all();
     }
 
+    /// Whether the whole copy has been submitted to the GPU, or will not be.
+    fn is_asked(&self) -> bool {
+        self.reported.lock().unwrap_or_else(PoisonError::into_inner).is_some()
+    }
+
     /// Waits until the whole copy has been submitted to the GPU.
     fn asked(&self) -> Result<(), CudaError> {
         let reported = self.reported.lock().unwrap_or_else(PoisonError::into_inner);
@@ -141,7 +153,7 @@ fn is_in_way(pages: &[PageId], comes_in: bool, step: &Step<'_>) -> bool {
 pub(crate) struct Mover {
     gpu: Arc<Gpu>,
     /// None once it is closed.
-    jobs: Option<Sender<Job>>,
+    messages: Option<Sender<Message>>,
     thread: Option<JoinHandle<()>>,
     /// Copies that may not be done, in the order of their jobs.
     begun: RefCell<VecDeque<Arc<Copy>>>,
@@ -158,7 +170,7 @@ impl Mover {
     ) -> Result<Self, CudaError> {
         let pool = RowPool::new(gpu);
         let carrier = Carrier::new(gpu, config, kernels, kv, &pool)?;
-        let (jobs, receiver) = channel::<Job>();
+        let (messages, receiver) = channel();
         let carry = move || carrier.carry(&receiver);
         let thread = thread::Builder::new().name("weft-rows".to_owned()).spawn(carry);
         let thread = thread.map_err(|error| CudaError::Driver {
@@ -166,13 +178,13 @@ impl Mover {
             reason: error.to_string(),
         })?;
         let begun = RefCell::default();
-        let (gpu, jobs) = (Arc::clone(gpu), Some(jobs));
-        Ok(Self { gpu, jobs, thread: Some(thread), begun, pool })
+        let (gpu, messages) = (Arc::clone(gpu), Some(messages));
+        Ok(Self { gpu, messages, thread: Some(thread), begun, pool })
     }
 
     /// Finishes all started copies; afterwards nothing uses the pages.
     pub(crate) fn close(&mut self) {
-        self.jobs = None;
+        self.messages = None;
         if let Some(thread) = self.thread.take() {
             // The thread has already reported the error to whoever waits for it.
             let _ = thread.join();
@@ -215,7 +227,7 @@ impl Mover {
     ) -> Result<HostRows, CudaError> {
         let (sender, receiver) = channel();
         let copy = self.begin(layers, rows, Way::Out(bytes, sender))?;
-        copy.asked()?;
+        self.await_asked(&copy)?;
         Ok(receiver.recv().expect("rows are sent before the end is reported"))
     }
 
@@ -228,12 +240,26 @@ impl Mover {
         self.begun.borrow_mut().push_back(Arc::clone(&copy));
         let of_pages = rows.first_row..rows.first_row + rows.len;
         let job = Job { layers, rows: of_pages, way, copy: Arc::clone(&copy) };
-        let jobs = self.jobs.as_ref().expect("a mover that is not closed");
-        if jobs.send(job).is_err() {
+        if !self.tell(Message::Copy(job)) {
             let reason = "its thread has ended".to_owned();
             copy.report(&Err(CudaError::Driver { call: "carrying rows", reason }));
         }
         Ok(copy)
+    }
+
+    /// Returns whether the thread will hear it.
+    fn tell(&self, message: Message) -> bool {
+        let messages = self.messages.as_ref().expect("a mover that is not closed");
+        messages.send(message).is_ok()
+    }
+
+    /// Waits until a copy, with all before it, has been submitted to the GPU.
+    fn await_asked(&self, copy: &Copy) -> Result<(), CudaError> {
+        if !copy.is_asked() {
+            // Without the thread, the copy has been reported as failed.
+            self.tell(Message::Now);
+        }
+        copy.asked()
     }
 
     /// Forgets copies that are done.
@@ -254,7 +280,7 @@ impl Mover {
         self.gpu.bind();
         // They end in the order they began.
         if let Some(last) = self.begun.borrow().iter().rfind(|copy| copy.is_at(pages)) {
-            last.asked()?;
+            self.await_asked(last)?;
             last.over.wait()?;
         }
         self.forget_ended();
@@ -295,7 +321,7 @@ impl Mover {
         self.forget_ended();
         // They end in the order they began.
         let last = self.begun.borrow().iter().rfind(|copy| is_in_way(copy)).cloned();
-        last.map(|last| last.asked().map(|()| last)).transpose()
+        last.map(|last| self.await_asked(&last).map(|()| last)).transpose()
     }
 }
 

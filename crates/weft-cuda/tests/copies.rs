@@ -179,16 +179,16 @@ fn a_step_reads_pages_while_they_leave() {
     assert!(same(&sent.recv().unwrap(), &kept), "rows that left");
 }
 
-/// Memory that the device lends. Until it has some, it gives plain memory.
+/// Memory that the device lends and has pinned.
 fn lent(device: &CudaDevice, bytes: usize) -> RowBytes {
     let memory = device.row_memory();
     let asked = Instant::now();
     loop {
         let taken = memory.take(bytes);
-        if format!("{taken:?}").contains("of a device") {
+        if format!("{taken:?}").contains("pinned") {
             return taken;
         }
-        assert!(asked.elapsed() < Duration::from_secs(60), "no memory was lent");
+        assert!(asked.elapsed() < Duration::from_secs(60), "no memory was pinned");
         std::thread::yield_now();
     }
 }

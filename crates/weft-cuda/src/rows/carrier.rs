@@ -4,18 +4,19 @@
 //! between stages and pages; while one piece is reordered, others are copied in other streams. If a
 //! list is in plain memory, host threads move its bytes through pinned memory.
 
+use std::collections::VecDeque;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError};
 use std::time::Duration;
 
 use weft_core::config::Config;
 use weft_core::store::{RowBytes, Rows as HostRows};
 
-use super::pieces::{PIECE_PAGES, Piece, group_layers, half_bytes, pieces};
+use super::pieces::{PIECE_PAGES, Piece, groups, half_bytes, pieces};
 use super::pool::{PinnedRows, RowPool};
-use super::{Copy, Job, LayerEnds, Way};
+use super::{Copy, Job, LayerEnds, Message, Way};
 use crate::driver::{
     Address, Argument, COPY_STREAMS, Done, Gpu, Kernel, Launch, Memory, Pinned, Stream,
 };
@@ -29,10 +30,14 @@ const MOVERS: usize = 8;
 /// Bytes that are worth a thread.
 const THREAD_BYTES: usize = 1 << 20;
 const THREADS: usize = 256;
-/// The most jobs in a batch.
-const BATCH: usize = 64;
-/// How often to look whether lists can be let go.
+/// Copies are submitted together, because then those of first layers come first. Until somebody
+/// waits for them, only as many as keep the bus busy: so many batches of at least so many bytes of
+/// keys.
+const AHEAD: usize = 2;
+const AHEAD_BYTES: usize = 16 << 20;
+/// How often to look whether lists can be let go, and whether the bus has little left to do.
 const LOOK: Duration = Duration::from_micros(200);
+const LOOK_AHEAD: Duration = Duration::from_micros(50);
 
 /// Kernels call it `RowsPlace`.
 #[repr(C)]
@@ -82,7 +87,11 @@ pub(super) struct Carrier {
     stages: Vec<Stage>,
     /// A point in each stream for copies.
     points: [Done; COPY_STREAMS],
-    /// Lists that the GPU may still copy from.
+    /// Jobs that will be submitted together.
+    waiting: VecDeque<Coming>,
+    /// Copies that were submitted before somebody waited for them: the last one of each batch.
+    ahead: Vec<Arc<Copy>>,
+    /// Copies that may not be done, and the lists that the GPU may still copy from.
     held: Vec<(Arc<Copy>, Arc<HostRows>)>,
     pool: Arc<RowPool>,
     /// Bytes of a row's key, and of the keys of the largest piece.
@@ -117,6 +126,8 @@ impl Carrier {
         Ok(Self {
             stages: (0..COPY_STREAMS).map(stage).collect::<Result<_, CudaError>>()?,
             points: [point()?, point()?, point()?, point()?],
+            waiting: VecDeque::new(),
+            ahead: Vec::new(),
             held: Vec::new(),
             gpu: Arc::clone(gpu),
             pool: Arc::clone(pool),
@@ -130,44 +141,81 @@ impl Carrier {
     }
 
     /// Runs jobs until the channel closes.
-    pub(super) fn carry(mut self, jobs: &Receiver<Job>) {
-        let mut next = None;
-        while let Some(first) = next.take().or_else(|| self.wait(jobs)) {
+    pub(super) fn carry(mut self, messages: &Receiver<Message>) {
+        while let Some(message) = self.hear(messages) {
             self.gpu.bind();
-            let Job { layers, rows, way, copy } = first;
-            match way {
-                Way::Out(bytes, receiver) => {
+            match message {
+                Message::Now => self.submit(usize::MAX),
+                Message::Copy(Job { layers, rows, way: Way::In(from), copy }) => {
+                    // Pieces of a batch are written in any order.
+                    if self.waiting.iter().any(|job| job.copy.is_at(&copy.pages)) {
+                        self.submit(usize::MAX);
+                    }
+                    self.waiting.push_back(Coming { layers, rows, from, copy });
+                }
+                Message::Copy(Job { layers, rows, way: Way::Out(bytes, receiver), copy }) => {
+                    self.submit(usize::MAX);
                     let carried = guarded(|| self.carry_out(layers, rows, bytes, &copy, &receiver));
                     copy.report(&carried);
                 }
-                Way::In(from) => {
-                    let mut batch = vec![Coming { layers, rows, from, copy }];
-                    next = gather(&mut batch, jobs);
-                    let carried = guarded(|| self.carry_in(&batch));
-                    if carried.is_err() {
-                        self.wait_for_stages();
-                    }
-                    batch.iter().for_each(|job| job.copy.report(&carried));
-                    self.held.extend(batch.into_iter().map(|job| (job.copy, job.from)));
-                }
             }
         }
+        self.gpu.bind();
+        self.submit(usize::MAX);
     }
 
-    /// The next job. Meanwhile lists are let go when the GPU has copied them.
-    fn wait(&mut self, jobs: &Receiver<Job>) -> Option<Job> {
+    /// The next message. Meanwhile lists are let go when the GPU has copied them, and jobs that
+    /// wait are submitted a few at a time.
+    fn hear(&mut self, messages: &Receiver<Message>) -> Option<Message> {
         loop {
-            self.gpu.bind();
-            self.held.retain(|(copy, _)| !copy.is_over() && !copy.has_failed());
-            if self.held.is_empty() {
-                return jobs.recv().ok();
+            match messages.try_recv() {
+                Ok(message) => return Some(message),
+                Err(TryRecvError::Disconnected) => return None,
+                Err(TryRecvError::Empty) => {}
             }
-            match jobs.recv_timeout(LOOK) {
-                Ok(job) => return Some(job),
+            self.gpu.bind();
+            let is_in_flight = |copy: &Copy| !copy.is_over() && !copy.has_failed();
+            self.held.retain(|(copy, _)| is_in_flight(copy));
+            self.ahead.retain(|copy| is_in_flight(copy));
+            if !self.waiting.is_empty() && self.ahead.len() < AHEAD {
+                let few = self.a_few();
+                self.ahead.extend(self.waiting.get(few - 1).map(|job| Arc::clone(&job.copy)));
+                self.submit(few);
+                continue;
+            }
+            let look = if self.waiting.is_empty() { LOOK } else { LOOK_AHEAD };
+            if self.waiting.is_empty() && self.held.is_empty() {
+                return messages.recv().ok();
+            }
+            match messages.recv_timeout(look) {
+                Ok(message) => return Some(message),
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => return None,
             }
         }
+    }
+
+    /// How many of the waiting jobs keep the bus busy for a while.
+    fn a_few(&self) -> usize {
+        let bytes = self.waiting.iter().scan(0, |sum, job| {
+            *sum += job.layers.len() * job.rows.len() * self.row_bytes;
+            Some(*sum)
+        });
+        1 + bytes.take_while(|bytes| *bytes < AHEAD_BYTES).count().min(self.waiting.len() - 1)
+    }
+
+    /// Submits the first `n` of the waiting jobs to the GPU.
+    fn submit(&mut self, n: usize) {
+        let batch: Vec<Coming> = self.waiting.drain(..n.min(self.waiting.len())).collect();
+        if batch.is_empty() {
+            return;
+        }
+        let carried = guarded(|| self.carry_in(&batch));
+        if carried.is_err() {
+            self.wait_for_stages();
+        }
+        batch.iter().for_each(|job| job.copy.report(&carried));
+        self.held.extend(batch.into_iter().map(|job| (job.copy, job.from)));
     }
 
     fn carry_out(
@@ -194,16 +242,17 @@ impl Carrier {
     }
 
     fn carry_in(&mut self, batch: &[Coming]) -> Result<(), CudaError> {
-        self.fork(batch.iter().map(|job| &*job.copy))?;
+        self.begin_after(batch)?;
         let (row_bytes, half_bytes) = (self.row_bytes, self.half_bytes);
-        let chunks = batch.iter().map(|job| (job.layers.clone(), job.rows.len()));
+        let chunks: Vec<_> =
+            batch.iter().map(|job| (job.layers.clone(), job.rows.len())).collect();
         let mut turn = 0;
         let mut ends = Vec::new();
-        for group in group_layers(chunks, row_bytes) {
-            for Coming { layers, rows, from, copy } in batch {
+        for group in groups(&chunks, row_bytes) {
+            for (n, run) in group.runs {
+                let Coming { layers, rows, from, copy } = &batch[n];
                 let (first, rows) = (layers.start, rows.clone());
-                let own = group.start.max(first)..group.end.min(layers.end);
-                for piece in pieces(own, first, &copy.pages, rows, row_bytes, half_bytes) {
+                for piece in pieces(run, first, &copy.pages, rows, row_bytes, half_bytes) {
                     self.write(&piece, from, turn % COPY_STREAMS)?;
                     turn += 1;
                 }
@@ -225,6 +274,19 @@ impl Carrier {
             done.record(Stream::Copies(n)).map(|()| done)
         };
         Ok([point(0)?, point(1)?, point(2)?, point(3)?])
+    }
+
+    /// Makes every stream begin after what these jobs wait for, and after earlier copies to their
+    /// pages. Streams need not wait for one another otherwise: each keeps the order of its stage.
+    fn begin_after(&self, batch: &[Coming]) -> Result<(), CudaError> {
+        let meets =
+            |(copy, _): &(Arc<Copy>, _)| batch.iter().any(|job| copy.is_at(&job.copy.pages));
+        if self.held.iter().any(meets) {
+            return self.fork(batch.iter().map(|job| &*job.copy));
+        }
+        // What the last one waits for comes after what the others wait for.
+        let Some(last) = batch.last() else { return Ok(()) };
+        (0..COPY_STREAMS).try_for_each(|n| self.gpu.order(Stream::Copies(n), &last.copy.ready))
     }
 
     /// Makes every stream begin after what these copies wait for and after all earlier copies.
@@ -251,10 +313,9 @@ impl Carrier {
     fn write(&mut self, piece: &Piece<'_>, from: &HostRows, n: usize) -> Result<(), CudaError> {
         let (bytes, len) = (piece.bytes.clone(), piece.bytes.len());
         let stage = &mut self.stages[n];
-        match [&from.k, &from.v].map(RowBytes::lent::<PinnedRows>) {
+        match [&from.k, &from.v].map(pinned) {
             [Some(k), Some(v)] => {
-                for (at, list) in [(0, k), (len, v)] {
-                    let (pinned, start) = list.pinned();
+                for (at, (pinned, start)) in [(0, k), (len, v)] {
                     let from = (pinned, start + bytes.start);
                     self.gpu.upload_part(stage.stream, (&stage.memory, at), from, len)?;
                 }
@@ -278,7 +339,7 @@ impl Carrier {
         pieces: impl Iterator<Item = Piece<'a>>,
         to: &mut HostRows,
     ) -> Result<(), CudaError> {
-        let is_pinned = [&to.k, &to.v].iter().all(|list| list.lent::<PinnedRows>().is_some());
+        let is_pinned = [&to.k, &to.v].into_iter().all(|list| pinned(list).is_some());
         // Of a plain list, the next piece is asked for before the previous one is taken.
         let mut asked: Option<(usize, Range<usize>)> = None;
         for (turn, piece) in pieces.enumerate() {
@@ -287,11 +348,8 @@ impl Carrier {
             self.launch(&self.get_rows, &self.stages[n], &piece)?;
             let stage = &mut self.stages[n];
             for (at, list) in [(0, &to.k), (len, &to.v)] {
-                let target = match list.lent::<PinnedRows>().filter(|_| is_pinned) {
-                    Some(list) => {
-                        let (pinned, start) = list.pinned();
-                        (pinned, start + bytes.start)
-                    }
+                let target = match pinned(list).filter(|_| is_pinned) {
+                    Some((pinned, start)) => (pinned, start + bytes.start),
                     None => (&*on_host(&mut stage.pinned, &self.gpu, self.half_bytes)?, at),
                 };
                 self.gpu.download(stage.stream, target, (&stage.memory, at), len)?;
@@ -341,23 +399,6 @@ impl Drop for Carrier {
     }
 }
 
-/// Adds jobs that are already queued, so that streams do not wait for one another after each job.
-/// Returns the first job that cannot be added.
-fn gather(batch: &mut Vec<Coming>, jobs: &Receiver<Job>) -> Option<Job> {
-    while batch.len() < BATCH {
-        let job = jobs.try_recv().ok()?;
-        // Pieces of a batch are written in any order.
-        let meets = batch.iter().any(|other| other.copy.is_at(&job.copy.pages));
-        match job {
-            Job { layers, rows, way: Way::In(from), copy } if !meets => {
-                batch.push(Coming { layers, rows, from, copy });
-            }
-            other => return Some(other),
-        }
-    }
-    None
-}
-
 fn panicked() -> Result<(), CudaError> {
     let reason = "a thread panicked".to_owned();
     Err(CudaError::Driver { call: "moving rows", reason })
@@ -385,6 +426,11 @@ fn move_bytes(lists: [(&mut [u8], &[u8]); 2]) {
             }
         }
     });
+}
+
+/// The pinned memory that a list lies in, and where it begins.
+fn pinned(list: &RowBytes) -> Option<(&Pinned, usize)> {
+    list.lent::<PinnedRows>().and_then(PinnedRows::pinned)
 }
 
 /// A stage's memory on the host.
