@@ -7,6 +7,7 @@
 mod carrier;
 mod pieces;
 mod pool;
+mod stage;
 pub(crate) use carrier::layout;
 pub(crate) use pieces::PIECE_PAGES;
 
@@ -20,12 +21,13 @@ use std::thread::{self, JoinHandle};
 use weft_core::config::Config;
 use weft_core::device::{Lane, Rows, Span, Step};
 use weft_core::kv::{PAGE_ROWS, PageId, Slot};
-use weft_core::store::{RowMemory, Rows as HostRows};
+use weft_core::store::{PackedRows, RowMemory, Rows as HostRows};
 
 use self::carrier::Carrier;
 pub(crate) use self::carrier::bytes;
 use self::pool::{Lender, RowPool};
-use crate::driver::{COPY_STREAMS, Done, Gpu, Stream};
+use crate::CudaDevice;
+use crate::driver::{COPY_STREAMS, Done, Gpu, Memory, Stream};
 use crate::error::CudaError;
 use crate::kernels::Kernels;
 use crate::kv::Kv;
@@ -42,11 +44,13 @@ struct Job {
     layers: Range<u16>,
     /// Row range within the copy's pages, counted from row 0 of the first page.
     rows: Range<usize>,
+    /// Whether the lists are in 8 bits.
+    packed: bool,
     way: Way,
     copy: Arc<Copy>,
 }
 
-/// Where rows go; both lists are \[layers\]\[rows\]\[kv_width\].
+/// Where rows go; both lists are \[layers\]\[rows\]\[kv_width\], or \[layers\]\[rows\] in 8 bits.
 enum Way {
     In(Arc<HostRows>),
     /// With the bytes of each list.
@@ -202,8 +206,9 @@ impl Mover {
         layers: Range<u16>,
         rows: &Rows<'_>,
         from: Arc<HostRows>,
+        packed: bool,
     ) -> Result<(), CudaError> {
-        self.begin(layers, rows, Way::In(from)).map(|_| ())
+        self.begin(layers, rows, packed, Way::In(from)).map(|_| ())
     }
 
     /// Starts to read rows from pages.
@@ -212,9 +217,10 @@ impl Mover {
         layers: Range<u16>,
         rows: &Rows<'_>,
         bytes: usize,
+        packed: bool,
     ) -> Result<Receiver<HostRows>, CudaError> {
         let (sender, receiver) = channel();
-        self.begin(layers, rows, Way::Out(bytes, sender))?;
+        self.begin(layers, rows, packed, Way::Out(bytes, sender))?;
         Ok(receiver)
     }
 
@@ -226,12 +232,18 @@ impl Mover {
         bytes: usize,
     ) -> Result<HostRows, CudaError> {
         let (sender, receiver) = channel();
-        let copy = self.begin(layers, rows, Way::Out(bytes, sender))?;
+        let copy = self.begin(layers, rows, false, Way::Out(bytes, sender))?;
         self.await_asked(&copy)?;
         Ok(receiver.recv().expect("rows are sent before the end is reported"))
     }
 
-    fn begin(&self, layers: Range<u16>, rows: &Rows<'_>, way: Way) -> Result<Arc<Copy>, CudaError> {
+    fn begin(
+        &self,
+        layers: Range<u16>,
+        rows: &Rows<'_>,
+        packed: bool,
+        way: Way,
+    ) -> Result<Arc<Copy>, CudaError> {
         self.gpu.bind();
         let comes_in = matches!(way, Way::In(_));
         let copy = Arc::new(Copy::new(&self.gpu, &rows.pages[..rows.n_pages()], comes_in)?);
@@ -239,7 +251,7 @@ impl Mover {
         self.forget_ended();
         self.begun.borrow_mut().push_back(Arc::clone(&copy));
         let of_pages = rows.first_row..rows.first_row + rows.len;
-        let job = Job { layers, rows: of_pages, way, copy: Arc::clone(&copy) };
+        let job = Job { layers, rows: of_pages, packed, way, copy: Arc::clone(&copy) };
         if !self.tell(Message::Copy(job)) {
             let reason = "its thread has ended".to_owned();
             copy.report(&Err(CudaError::Driver { call: "carrying rows", reason }));
@@ -322,6 +334,55 @@ impl Mover {
         // They end in the order they began.
         let last = self.begun.borrow().iter().rfind(|copy| is_in_way(copy)).cloned();
         last.map(|last| self.await_asked(&last).map(|()| last)).transpose()
+    }
+}
+
+impl CudaDevice {
+    /// Starts to write rows into pages, from lists that may be in 8 bits.
+    pub(crate) fn bring(
+        &mut self,
+        rows: &Rows<'_>,
+        from: Arc<HostRows>,
+        packed: Option<PackedRows>,
+    ) -> Result<(), CudaError> {
+        rows.check(&self.limits);
+        packed.into_iter().for_each(|form| self.check_packed(form));
+        self.stop();
+        self.has_rows = true;
+        self.mover.bring(0..self.config.layers as u16, rows, from, packed.is_some())
+    }
+
+    /// Starts to read rows from pages, to lists in 8 bits.
+    pub(crate) fn send_packed(
+        &mut self,
+        n_layers: u16,
+        rows: &Rows<'_>,
+        form: PackedRows,
+    ) -> Result<Receiver<HostRows>, CudaError> {
+        rows.check(&self.limits);
+        self.check_packed(form);
+        self.stop();
+        let bytes = usize::from(n_layers) * rows.len * form.row_bytes();
+        self.mover.send(0..n_layers, rows, bytes, true)
+    }
+
+    /// A copy of pages, once all that writes to them is done.
+    pub(crate) fn save_pages(&self, pages: &[PageId]) -> Result<Memory, CudaError> {
+        self.mover.order(pages)?;
+        self.gpu.bind();
+        self.kv.save(&self.gpu, pages)
+    }
+
+    /// Puts such a copy back.
+    pub(crate) fn restore_pages(&self, pages: &[PageId], saved: &Memory) -> Result<(), CudaError> {
+        self.gpu.bind();
+        self.kv.restore(&self.gpu, pages, saved)
+    }
+
+    /// Kernels pack rows with a scale for each head.
+    fn check_packed(&self, form: PackedRows) {
+        let own = PackedRows { kv_width: self.config.kv_width(), group: self.config.head_dim };
+        assert_eq!(form, own, "the form of packed rows");
     }
 }
 

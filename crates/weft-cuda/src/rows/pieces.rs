@@ -28,10 +28,10 @@ pub(super) struct Group {
     pub(super) end: u16,
 }
 
-/// The order in which layers of chunks are copied. `chunks` are the layers and rows of each. There
-/// are only a few groups, and copies of a chunk are long enough not to cost the bus much: a small
+/// The order in which layers of chunks are copied. `chunks` are the layers of each, and the bytes of
+/// a layer's keys. There are only a few groups, and copies of a chunk are long enough not to cost the bus much: a small
 /// chunk comes with more layers than others at a time, or as a whole.
-pub(super) fn groups(chunks: &[(Range<u16>, usize)], row_bytes: usize) -> Vec<Group> {
+pub(super) fn groups(chunks: &[(Range<u16>, usize)]) -> Vec<Group> {
     let mut left: Vec<Range<u16>> = chunks.iter().map(|(layers, _)| layers.clone()).collect();
     let bounds = |left: &[Range<u16>]| {
         let some = || left.iter().filter(|layers| !layers.is_empty());
@@ -42,11 +42,11 @@ pub(super) fn groups(chunks: &[(Range<u16>, usize)], row_bytes: usize) -> Vec<Gr
     while let Some((start, end)) = bounds(&left) {
         let until = start.saturating_add(few as u16);
         let mut runs = Vec::new();
-        for (n, (layers, (_, n_rows))) in left.iter_mut().zip(chunks).enumerate() {
+        for (n, (layers, (_, bytes))) in left.iter_mut().zip(chunks).enumerate() {
             if layers.is_empty() || layers.start >= until {
                 continue;
             }
-            let long = RUN_BYTES.div_ceil(n_rows.saturating_mul(row_bytes).max(1));
+            let long = RUN_BYTES.div_ceil((*bytes).max(1));
             let long = layers.start.saturating_add(u16::try_from(long).unwrap_or(u16::MAX));
             let run = layers.start..until.max(long).min(layers.end);
             layers.start = run.end;
@@ -173,8 +173,12 @@ mod tests {
 
     #[test]
     fn layers_are_copied_in_a_few_groups_of_long_copies() {
+        let of_rows = |chunks: &[(Range<u16>, usize)]| {
+            let chunks = chunks.iter().map(|(layers, n_rows)| (layers.clone(), n_rows * 2048));
+            groups(&chunks.collect::<Vec<_>>())
+        };
         let ends = |chunks: &[(Range<u16>, usize)]| {
-            let groups = groups(chunks, 2048);
+            let groups = of_rows(chunks);
             // Every layer of every chunk is copied once, in order, and in time.
             let mut next: Vec<u16> = chunks.iter().map(|(layers, _)| layers.start).collect();
             for Group { runs, end } in &groups {
@@ -196,7 +200,7 @@ mod tests {
         assert_eq!(ends(&[(0..36, 16_384)]), [5, 10, 15, 20, 25, 30, 35, 36]);
         // A small one beside it comes first, as a whole.
         assert_eq!(ends(&[(0..36, 16_384), (0..36, 3)])[..2], [5, 10]);
-        assert_eq!(groups(&[(0..36, 9999), (0..36, 3)], 2048)[0].runs, [(0, 0..5), (1, 0..36)]);
+        assert_eq!(of_rows(&[(0..36, 9999), (0..36, 3)])[0].runs, [(0, 0..5), (1, 0..36)]);
         assert_eq!(ends(&[(3..7, 9999), (1..2, 9999)]), [3, 4, 5, 6, 7]);
         assert!(ends(&[]).is_empty() && ends(&[(4..4, 9)]).is_empty());
     }
