@@ -301,10 +301,8 @@ fn packed_and_full_rows_come_in_one_batch_and_every_layer_waits_for_them() {
     let form = PackedRows { kv_width: config.kv_width(), group: config.head_dim };
     let full = rows(&config, 1);
     let packed = HostRows { k: form.pack(&full.k), v: form.pack(&full.v) };
-    let packed = Arc::new(HostRows {
-        k: lent_copy(&device, &packed.k),
-        v: lent_copy(&device, &packed.v),
-    });
+    let packed =
+        Arc::new(HostRows { k: lent_copy(&device, &packed.k), v: lent_copy(&device, &packed.v) });
     // One chunk of each kind, and many small ones.
     let (one, other) = (span(16, CHUNK, 0), span(64, CHUNK - 64, CHUNK));
     let (other_pages, own) = (pages(64), span(100, 64, 2 * CHUNK - 64));

@@ -180,10 +180,8 @@ fn prompt(args: &FirstTokenArgs) -> Composition {
     let token = |position: usize| 100 + (position * 7919 % 1000) as u32;
     let context: Vec<u32> = (0..args.n_context).map(token).collect();
     let chunks = context.chunks(args.chunk);
-    let piece = |chunk: &[u32]| Piece {
-        reuse: args.reuse,
-        ..Piece::exact(Kind::Context, chunk.to_vec())
-    };
+    let piece =
+        |chunk: &[u32]| Piece { reuse: args.reuse, ..Piece::exact(Kind::Context, chunk.to_vec()) };
     let mut pieces: Vec<Piece> = chunks.map(piece).collect();
     let query = (args.n_context..args.n_context + args.query).map(token).collect();
     pieces.push(Piece::exact(Kind::Query, query));

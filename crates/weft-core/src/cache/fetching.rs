@@ -10,11 +10,11 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::files::Room;
 use super::filing::Filing;
 use super::news::{Arrival, Fetching};
 use super::node::{InRam, received};
 use super::speeds::Way;
-use super::files::Room;
 use super::{Begin, Cache, NodeId};
 use crate::chunk::{Choice, Tier};
 use crate::device::Device;

@@ -194,7 +194,11 @@ pub(crate) struct Pinned {
 enum Owner {
     Driver,
     /// This process: a vector's start and capacity. The memory lies in it on huge pages.
-    Process { start: *mut u8, capacity: usize, is_pinned: AtomicBool },
+    Process {
+        start: *mut u8,
+        capacity: usize,
+        is_pinned: AtomicBool,
+    },
 }
 
 // SAFETY: plain memory that only its owner reaches.

@@ -18,9 +18,7 @@ use super::pieces::{PIECE_PAGES, Piece, groups, half_bytes, pieces};
 use super::pool::RowPool;
 use super::stage::{Stage, move_bytes, on_host, pinned};
 use super::{Copy, Job, LayerEnds, Message, Way};
-use crate::driver::{
-    Address, Argument, COPY_STREAMS, Done, Gpu, Kernel, Launch, Memory, Stream,
-};
+use crate::driver::{Address, Argument, COPY_STREAMS, Done, Gpu, Kernel, Launch, Memory, Stream};
 use crate::error::CudaError;
 use crate::kernels::Kernels;
 use crate::kv::Kv;
@@ -254,9 +252,8 @@ impl Carrier {
         self.begin_after(batch)?;
         let half_bytes = self.half_bytes;
         let row_bytes: Vec<_> = batch.iter().map(|job| self.form(job.packed).row_bytes).collect();
-        let chunk = |(job, row_bytes): (&Coming, &usize)| {
-            (job.layers.clone(), job.rows.len() * row_bytes)
-        };
+        let chunk =
+            |(job, row_bytes): (&Coming, &usize)| (job.layers.clone(), job.rows.len() * row_bytes);
         let chunks: Vec<_> = batch.iter().zip(&row_bytes).map(chunk).collect();
         let mut turn = 0;
         let mut ends = Vec::new();

@@ -34,16 +34,17 @@ pub(super) struct Group {
 pub(super) fn groups(chunks: &[(Range<u16>, usize)]) -> Vec<Group> {
     let mut left: Vec<Range<u16>> = chunks.iter().map(|(layers, _)| layers.clone()).collect();
     let bounds = |left: &[Range<u16>]| {
-        let some = || left.iter().filter(|layers| !layers.is_empty());
+        let some = || left.iter().filter(|layers| layers.start < layers.end);
         some().map(|layers| layers.start).min().zip(some().map(|layers| layers.end).max())
     };
-    let few = bounds(&left).map_or(0, |(start, end)| usize::from(end - start).div_ceil(MOST_GROUPS));
+    let few =
+        bounds(&left).map_or(0, |(start, end)| usize::from(end - start).div_ceil(MOST_GROUPS));
     let mut groups = Vec::new();
     while let Some((start, end)) = bounds(&left) {
         let until = start.saturating_add(few as u16);
         let mut runs = Vec::new();
         for (n, (layers, (_, bytes))) in left.iter_mut().zip(chunks).enumerate() {
-            if layers.is_empty() || layers.start >= until {
+            if layers.start >= until.min(layers.end) {
                 continue;
             }
             let long = RUN_BYTES.div_ceil((*bytes).max(1));
