@@ -3,6 +3,7 @@
 
     check.py stub       a server of S3's protocol in this process
     check.py s3s-fs [--bin PATH] [--weft PATH] [--exercise PATH] [--flips N]
+    check.py garage [--bin PATH] …      three nodes, of which one dies; a full bucket
     check.py URL …      for a server that runs (AWS_ENDPOINT and credentials in the environment)
 
 No wrong row may come back, every failure must be counted, `weft chunk push` and `pull` must carry a
@@ -24,6 +25,7 @@ import threading
 import time
 import urllib.request
 
+import garage
 import stub
 from proxy import Proxy
 
@@ -59,10 +61,16 @@ def s3s(binary):
         server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         try:
             wait_for(port)
-            yield environment_of(port), "s3://shelf/kv"
+            yield environment_of(port), "s3://shelf/kv", None
         finally:
             server.kill()
             server.wait()
+
+
+@contextlib.contextmanager
+def three_nodes(binary):
+    with garage.cluster(binary) as nodes:
+        yield nodes.environment, "s3://shelf/kv", nodes
 
 
 def wait_for(port):
@@ -139,6 +147,103 @@ def credentials(exercise):
     read = exercise("read", 0, 10, AWS_ACCESS_KEY_ID="x", AWS_SECRET_ACCESS_KEY="y")
     reasons = read["stats"]["reasons"]
     check("wrong credentials", read["right"] == 0 and reasons.get("denied", 0) >= 3, read)
+
+
+def skewed(exercise):
+    """A machine whose clock is two days slow: the store may refuse it, or not care."""
+    with tempfile.TemporaryDirectory() as folder:
+        shim = pathlib.Path(folder) / "behind.so"
+        source = ROOT / "tools/remote/behind.c"
+        subprocess.run(["cc", "-shared", "-fPIC", "-o", shim, source], check=True)
+        read = exercise("read", 0, 10, LD_PRELOAD=str(shim))
+        reasons = read["stats"]["reasons"]
+        holds = read["wrong"] == 0 and read["right"] + sum(reasons.values()) == 10
+        check("a clock two days behind", holds, read)
+        wrote = exercise("write", 5000, 5, LD_PRELOAD=str(shim))
+        stats = wrote["stats"]
+        ended = stats["stored"] + stats["dropped"] + sum(stats["failed_writes"].values())
+        check("writing with it", ended == 5 and wrote["left"] == 0, wrote)
+
+
+def dying_nodes(exercise, nodes):
+    """One of three nodes is killed while rows are written, another while they are read."""
+
+    def beside(node, what, count):
+        begun = threading.Timer(1, nodes.kill, [node])
+        begun.start()
+        did = exercise(what, 6000, count)
+        begun.join()
+        did["killed_after_s"] = 1
+        return did
+
+    wrote = beside(2, "write", 120)
+    stored = wrote["stats"]["stored"] == 120 and wrote["left"] == 0
+    check("a node is killed while rows are written", stored and wrote["seconds"] > 1, wrote)
+    read = exercise("read", 6000, 120)
+    check("all rows are there without it", (read["right"], read["wrong"]) == (120, 0), read)
+    # It missed what was written; then another one goes.
+    nodes.restart(2)
+    read = beside(3, "read", 120)
+    holds = (read["right"], read["wrong"]) == (120, 0)
+    check("a node is killed while rows are read", holds and read["seconds"] > 1, read)
+    nodes.restart(3)
+    # The node that weft talks to: what it asked for then is computed, and nothing is wrong.
+    read = beside(1, "read", 120)
+    counted = read["right"] + read["stats"]["misses"] == 120
+    holds = read["wrong"] == 0 and counted and read["stats"]["misses"] > 0
+    check("weft's own node is killed", holds, read)
+    nodes.restart(1)
+    read = exercise("read", 6000, 120)
+    check("it is back", (read["right"], read["wrong"]) == (120, 0), read)
+
+
+def full(exercise, nodes):
+    nodes.cli("bucket", "set-quotas", "shelf", "--max-objects", "1")
+    wrote = exercise("write", 7000, 10)
+    stats = wrote["stats"]
+    ended = stats["dropped"] + sum(stats["failed_writes"].values())
+    holds = (stats["stored"], ended, wrote["left"]) == (0, 10, 0)
+    check("a full bucket", holds and len(wrote["warnings"]) > 0, wrote)
+    read = exercise("read", 0, 40)
+    check("a full bucket is read", (read["right"], read["wrong"]) == (40, 0), read)
+    nodes.cli("bucket", "set-quotas", "shelf", "--max-objects", "none")
+    wrote = exercise("write", 7000, 10)
+    check("and is written when there is room", wrote["stats"]["stored"] == 10, wrote)
+
+
+def served_beside_death(weft, url, environment, nodes):
+    """Two servers on the cluster; a node dies between and while they answer."""
+    demo = (ROOT / "assets/demo/krogaste.txt").read_text()
+    documents = [f"Note {n}. {demo}" for n in range(6)]
+    with tempfile.TemporaryDirectory() as folder:
+        key = pathlib.Path(folder) / "team.key"
+        key.write_text("5" * 64)
+        key.chmod(0o600)
+        with Server(weft, url, environment, str(key)) as first:
+            expected = []
+            for n, document in enumerate(documents):
+                if n == 2:
+                    nodes.kill(2)
+                expected.append(first.ask(document)[0])
+            for _ in range(600):
+                stored = first.metric('weft_remote_writes_total{result="stored"}')
+                if stored >= len(documents):
+                    break
+                time.sleep(0.1)
+            check("a server fills the store while a node dies", stored >= 6, {"stored": stored})
+        nodes.restart(2)
+        with Server(weft, url, environment, str(key)) as second:
+            said = []
+            for n, document in enumerate(documents):
+                if n == 2:
+                    nodes.kill(3)
+                said.append(second.ask(document))
+            facts = {"sources": [source for _, source, _ in said], "fetches": second.fetches()}
+            facts["seconds"] = [seconds for _, _, seconds in said]
+            same = [words for words, _, _ in said] == expected
+            found = facts["sources"].count("remote") == len(documents)
+            check("another finds it all while a node dies", same and found, facts)
+        nodes.restart(3)
 
 
 def gone(exercise):
@@ -301,27 +406,36 @@ def servers(weft, url, environment):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("server")
-    parser.add_argument("--bin", default="s3s-fs")
+    parser.add_argument("--bin", help="the server's program")
     parser.add_argument("--weft", default=str(ROOT / "target/debug/weft"))
     parser.add_argument("--exercise", default=str(ROOT / "target/debug/examples/exercise"))
     parser.add_argument("--flips", type=int, default=1000)
     args = parser.parse_args()
     if args.server == "stub":
-        server = contextlib.nullcontext((environment_of(stub.start()), "s3://shelf/kv"))
+        server = contextlib.nullcontext((environment_of(stub.start()), "s3://shelf/kv", None))
     elif args.server == "s3s-fs":
-        server = s3s(args.bin)
+        server = s3s(args.bin or "s3s-fs")
+    elif args.server == "garage":
+        server = three_nodes(args.bin or "garage")
     else:
         names = [name for name in os.environ if name.startswith("AWS_")]
-        server = contextlib.nullcontext(({n: os.environ[n] for n in names}, args.server))
-    with server as (environment, url):
+        own = {n: os.environ[n] for n in names}
+        server = contextlib.nullcontext((own, args.server, None))
+    with server as (environment, url, nodes):
         exercise = Exercise(args.exercise, url, environment)
         direct(exercise)
         through_proxy(exercise, environment, args.flips)
         credentials(exercise)
+        skewed(exercise)
         gone(exercise)
+        if nodes:
+            dying_nodes(exercise, nodes)
+            full(exercise, nodes)
         if args.weft != "none":
             commands(args.weft, url, environment)
             servers(args.weft, url, environment)
+            if nodes:
+                served_beside_death(args.weft, url, environment, nodes)
         swept = exercise("delete", 0, 0)
         check("gc", (swept.get("deleted") or 0) >= 50, swept)
     print(f"{len(failed)} failed" if failed else "all hold")

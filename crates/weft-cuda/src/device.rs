@@ -12,7 +12,7 @@ use weft_core::dtype::Dtype;
 use weft_core::kv::{PAGE_ROWS, PageId, Slot};
 use weft_core::plan::{Op, plan};
 use weft_core::sampling::{Logprobs, Sampler};
-use weft_core::store::{RowMemory, Rows as HostRows};
+use weft_core::store::{PackedRows, RowMemory, Rows as HostRows};
 use weft_core::weights::{Forms, Weights};
 
 use crate::buffers::{Buffers, rope_table};
@@ -190,19 +190,6 @@ impl CudaDevice {
         device.expect_persistent();
         device.started.end("persistent kernel");
         Ok(device)
-    }
-
-    /// A copy of pages, once all that writes to them is done.
-    pub(crate) fn save_pages(&self, pages: &[PageId]) -> Result<Memory, CudaError> {
-        self.mover.order(pages)?;
-        self.gpu.bind();
-        self.kv.save(&self.gpu, pages)
-    }
-
-    /// Puts such a copy back.
-    pub(crate) fn restore_pages(&self, pages: &[PageId], saved: &Memory) -> Result<(), CudaError> {
-        self.gpu.bind();
-        self.kv.restore(&self.gpu, pages, saved)
     }
 
     /// Bytes of the GPU's memory that this device has allocated.
@@ -422,7 +409,24 @@ impl Device for CudaDevice {
     fn send_kv(&mut self, layers: Range<u16>, rows: &Rows<'_>, bytes: usize) -> Receiver<HostRows> {
         rows.check(&self.limits);
         self.stop();
-        expect(self.mover.send(layers, rows, bytes))
+        expect(self.mover.send(layers, rows, bytes, false))
+    }
+
+    fn packs_rows(&self) -> bool {
+        true
+    }
+
+    fn send_packed_kv(
+        &mut self,
+        n_layers: u16,
+        rows: &Rows<'_>,
+        form: PackedRows,
+    ) -> Receiver<HostRows> {
+        expect(self.send_packed(n_layers, rows, form))
+    }
+
+    fn bring_packed_kv(&mut self, rows: &Rows<'_>, from: Arc<HostRows>, form: PackedRows) {
+        expect(self.bring(rows, from, Some(form)));
     }
 
     fn row_memory(&self) -> Arc<dyn RowMemory> {
@@ -430,10 +434,7 @@ impl Device for CudaDevice {
     }
 
     fn bring_kv(&mut self, rows: &Rows<'_>, from: Arc<HostRows>) {
-        rows.check(&self.limits);
-        self.stop();
-        self.has_rows = true;
-        expect(self.mover.bring(0..self.config.layers as u16, rows, from));
+        expect(self.bring(rows, from, None));
     }
 
     fn is_settled(&self, pages: &[PageId]) -> bool {

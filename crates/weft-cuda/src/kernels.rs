@@ -228,6 +228,8 @@ pub(crate) struct Kernels {
     pub(crate) mark_tokens: Kernel,
     pub(crate) put_rows: Kernel,
     pub(crate) get_rows: Kernel,
+    pub(crate) put_packed_rows: Kernel,
+    pub(crate) get_packed_rows: Kernel,
     pub(crate) copy_rows: Kernel,
 }
 
@@ -280,6 +282,8 @@ impl Kernels {
             mark_tokens: plain("kernels/choose.cu", "mark_tokens"),
             put_rows: plain("kernels/rows.cu", "put_rows"),
             get_rows: plain("kernels/rows.cu", "get_rows"),
+            put_packed_rows: plain("kernels/rows.cu", "put_packed_rows"),
+            get_packed_rows: plain("kernels/rows.cu", "get_packed_rows"),
             copy_rows: plain("kernels/rows.cu", "copy_rows"),
         }
     }

@@ -7,6 +7,7 @@
 mod carrier;
 mod pieces;
 mod pool;
+mod stage;
 pub(crate) use carrier::layout;
 pub(crate) use pieces::PIECE_PAGES;
 
@@ -20,26 +21,36 @@ use std::thread::{self, JoinHandle};
 use weft_core::config::Config;
 use weft_core::device::{Lane, Rows, Span, Step};
 use weft_core::kv::{PAGE_ROWS, PageId, Slot};
-use weft_core::store::{RowMemory, Rows as HostRows};
+use weft_core::store::{PackedRows, RowMemory, Rows as HostRows};
 
 use self::carrier::Carrier;
 pub(crate) use self::carrier::bytes;
 use self::pool::{Lender, RowPool};
-use crate::driver::{COPY_STREAMS, Done, Gpu, Stream};
+use crate::CudaDevice;
+use crate::driver::{COPY_STREAMS, Done, Gpu, Memory, Stream};
 use crate::error::CudaError;
 use crate::kernels::Kernels;
 use crate::kv::Kv;
+
+/// What the thread that copies is told.
+enum Message {
+    Copy(Job),
+    /// Somebody waits for all copies that have been asked for.
+    Now,
+}
 
 /// Rows to copy.
 struct Job {
     layers: Range<u16>,
     /// Row range within the copy's pages, counted from row 0 of the first page.
     rows: Range<usize>,
+    /// Whether the lists are in 8 bits.
+    packed: bool,
     way: Way,
     copy: Arc<Copy>,
 }
 
-/// Where rows go; both lists are \[layers\]\[rows\]\[kv_width\].
+/// Where rows go; both lists are \[layers\]\[rows\]\[kv_width\], or \[layers\]\[rows\] in 8 bits.
 enum Way {
     In(Arc<HostRows>),
     /// With the bytes of each list.
@@ -99,6 +110,11 @@ impl Copy {
         self.is_reported.notify_all();
     }
 
+    /// Whether the whole copy has been submitted to the GPU, or will not be.
+    fn is_asked(&self) -> bool {
+        self.reported.lock().unwrap_or_else(PoisonError::into_inner).is_some()
+    }
+
     /// Waits until the whole copy has been submitted to the GPU.
     fn asked(&self) -> Result<(), CudaError> {
         let reported = self.reported.lock().unwrap_or_else(PoisonError::into_inner);
@@ -141,7 +157,7 @@ fn is_in_way(pages: &[PageId], comes_in: bool, step: &Step<'_>) -> bool {
 pub(crate) struct Mover {
     gpu: Arc<Gpu>,
     /// None once it is closed.
-    jobs: Option<Sender<Job>>,
+    messages: Option<Sender<Message>>,
     thread: Option<JoinHandle<()>>,
     /// Copies that may not be done, in the order of their jobs.
     begun: RefCell<VecDeque<Arc<Copy>>>,
@@ -158,7 +174,7 @@ impl Mover {
     ) -> Result<Self, CudaError> {
         let pool = RowPool::new(gpu);
         let carrier = Carrier::new(gpu, config, kernels, kv, &pool)?;
-        let (jobs, receiver) = channel::<Job>();
+        let (messages, receiver) = channel();
         let carry = move || carrier.carry(&receiver);
         let thread = thread::Builder::new().name("weft-rows".to_owned()).spawn(carry);
         let thread = thread.map_err(|error| CudaError::Driver {
@@ -166,13 +182,13 @@ impl Mover {
             reason: error.to_string(),
         })?;
         let begun = RefCell::default();
-        let (gpu, jobs) = (Arc::clone(gpu), Some(jobs));
-        Ok(Self { gpu, jobs, thread: Some(thread), begun, pool })
+        let (gpu, messages) = (Arc::clone(gpu), Some(messages));
+        Ok(Self { gpu, messages, thread: Some(thread), begun, pool })
     }
 
     /// Finishes all started copies; afterwards nothing uses the pages.
     pub(crate) fn close(&mut self) {
-        self.jobs = None;
+        self.messages = None;
         if let Some(thread) = self.thread.take() {
             // The thread has already reported the error to whoever waits for it.
             let _ = thread.join();
@@ -190,8 +206,9 @@ impl Mover {
         layers: Range<u16>,
         rows: &Rows<'_>,
         from: Arc<HostRows>,
+        packed: bool,
     ) -> Result<(), CudaError> {
-        self.begin(layers, rows, Way::In(from)).map(|_| ())
+        self.begin(layers, rows, packed, Way::In(from)).map(|_| ())
     }
 
     /// Starts to read rows from pages.
@@ -200,9 +217,10 @@ impl Mover {
         layers: Range<u16>,
         rows: &Rows<'_>,
         bytes: usize,
+        packed: bool,
     ) -> Result<Receiver<HostRows>, CudaError> {
         let (sender, receiver) = channel();
-        self.begin(layers, rows, Way::Out(bytes, sender))?;
+        self.begin(layers, rows, packed, Way::Out(bytes, sender))?;
         Ok(receiver)
     }
 
@@ -214,12 +232,18 @@ impl Mover {
         bytes: usize,
     ) -> Result<HostRows, CudaError> {
         let (sender, receiver) = channel();
-        let copy = self.begin(layers, rows, Way::Out(bytes, sender))?;
-        copy.asked()?;
+        let copy = self.begin(layers, rows, false, Way::Out(bytes, sender))?;
+        self.await_asked(&copy)?;
         Ok(receiver.recv().expect("rows are sent before the end is reported"))
     }
 
-    fn begin(&self, layers: Range<u16>, rows: &Rows<'_>, way: Way) -> Result<Arc<Copy>, CudaError> {
+    fn begin(
+        &self,
+        layers: Range<u16>,
+        rows: &Rows<'_>,
+        packed: bool,
+        way: Way,
+    ) -> Result<Arc<Copy>, CudaError> {
         self.gpu.bind();
         let comes_in = matches!(way, Way::In(_));
         let copy = Arc::new(Copy::new(&self.gpu, &rows.pages[..rows.n_pages()], comes_in)?);
@@ -227,13 +251,27 @@ impl Mover {
         self.forget_ended();
         self.begun.borrow_mut().push_back(Arc::clone(&copy));
         let of_pages = rows.first_row..rows.first_row + rows.len;
-        let job = Job { layers, rows: of_pages, way, copy: Arc::clone(&copy) };
-        let jobs = self.jobs.as_ref().expect("a mover that is not closed");
-        if jobs.send(job).is_err() {
+        let job = Job { layers, rows: of_pages, packed, way, copy: Arc::clone(&copy) };
+        if !self.tell(Message::Copy(job)) {
             let reason = "its thread has ended".to_owned();
             copy.report(&Err(CudaError::Driver { call: "carrying rows", reason }));
         }
         Ok(copy)
+    }
+
+    /// Returns whether the thread will hear it.
+    fn tell(&self, message: Message) -> bool {
+        let messages = self.messages.as_ref().expect("a mover that is not closed");
+        messages.send(message).is_ok()
+    }
+
+    /// Waits until a copy, with all before it, has been submitted to the GPU.
+    fn await_asked(&self, copy: &Copy) -> Result<(), CudaError> {
+        if !copy.is_asked() {
+            // Without the thread, the copy has been reported as failed.
+            self.tell(Message::Now);
+        }
+        copy.asked()
     }
 
     /// Forgets copies that are done.
@@ -254,7 +292,7 @@ impl Mover {
         self.gpu.bind();
         // They end in the order they began.
         if let Some(last) = self.begun.borrow().iter().rfind(|copy| copy.is_at(pages)) {
-            last.asked()?;
+            self.await_asked(last)?;
             last.over.wait()?;
         }
         self.forget_ended();
@@ -295,7 +333,56 @@ impl Mover {
         self.forget_ended();
         // They end in the order they began.
         let last = self.begun.borrow().iter().rfind(|copy| is_in_way(copy)).cloned();
-        last.map(|last| last.asked().map(|()| last)).transpose()
+        last.map(|last| self.await_asked(&last).map(|()| last)).transpose()
+    }
+}
+
+impl CudaDevice {
+    /// Starts to write rows into pages, from lists that may be in 8 bits.
+    pub(crate) fn bring(
+        &mut self,
+        rows: &Rows<'_>,
+        from: Arc<HostRows>,
+        packed: Option<PackedRows>,
+    ) -> Result<(), CudaError> {
+        rows.check(&self.limits);
+        packed.into_iter().for_each(|form| self.check_packed(form));
+        self.stop();
+        self.has_rows = true;
+        self.mover.bring(0..self.config.layers as u16, rows, from, packed.is_some())
+    }
+
+    /// Starts to read rows from pages, to lists in 8 bits.
+    pub(crate) fn send_packed(
+        &mut self,
+        n_layers: u16,
+        rows: &Rows<'_>,
+        form: PackedRows,
+    ) -> Result<Receiver<HostRows>, CudaError> {
+        rows.check(&self.limits);
+        self.check_packed(form);
+        self.stop();
+        let bytes = usize::from(n_layers) * rows.len * form.row_bytes();
+        self.mover.send(0..n_layers, rows, bytes, true)
+    }
+
+    /// A copy of pages, once all that writes to them is done.
+    pub(crate) fn save_pages(&self, pages: &[PageId]) -> Result<Memory, CudaError> {
+        self.mover.order(pages)?;
+        self.gpu.bind();
+        self.kv.save(&self.gpu, pages)
+    }
+
+    /// Puts such a copy back.
+    pub(crate) fn restore_pages(&self, pages: &[PageId], saved: &Memory) -> Result<(), CudaError> {
+        self.gpu.bind();
+        self.kv.restore(&self.gpu, pages, saved)
+    }
+
+    /// Kernels pack rows with a scale for each head.
+    fn check_packed(&self, form: PackedRows) {
+        let own = PackedRows { kv_width: self.config.kv_width(), group: self.config.head_dim };
+        assert_eq!(form, own, "the form of packed rows");
     }
 }
 

@@ -13,7 +13,7 @@ use weft_core::config::Config;
 use weft_core::device::{Device, Inspect, Limits, Outputs, Rows, Span};
 use weft_core::kv::PageId;
 use weft_core::plan::plan;
-use weft_core::store::{RowBytes, Rows as HostRows};
+use weft_core::store::{PackedRows, RowBytes, Rows as HostRows};
 use weft_core::weights::RandomWeights;
 use weft_cuda::{CudaDevice, Launches, Options};
 use weft_testing::{Work, run, run_in_blocks, span, tokens};
@@ -179,16 +179,16 @@ fn a_step_reads_pages_while_they_leave() {
     assert!(same(&sent.recv().unwrap(), &kept), "rows that left");
 }
 
-/// Memory that the device lends. Until it has some, it gives plain memory.
+/// Memory that the device lends and has pinned.
 fn lent(device: &CudaDevice, bytes: usize) -> RowBytes {
     let memory = device.row_memory();
     let asked = Instant::now();
     loop {
         let taken = memory.take(bytes);
-        if format!("{taken:?}").contains("of a device") {
+        if format!("{taken:?}").contains("pinned") {
             return taken;
         }
-        assert!(asked.elapsed() < Duration::from_secs(60), "no memory was lent");
+        assert!(asked.elapsed() < Duration::from_secs(60), "no memory was pinned");
         std::thread::yield_now();
     }
 }
@@ -240,6 +240,111 @@ fn rows_are_the_same_wherever_they_lie_in_main_memory() {
     device.bring_kv(&some, Arc::new(own));
     let came = device.send_kv(0..n_layers, &some, n).recv().unwrap();
     assert!(*came.k == k && *came.v == v, "rows between the middles of pages");
+}
+
+/// Rows of some layers with numbers of many magnitudes, nothing, and some that are not finite.
+fn rows_to_pack(config: &Config, len: usize) -> HostRows {
+    let n = config.layers * len * config.kv_width();
+    let numbers = |seed| -> RowBytes {
+        let any = tokens(n, seed, 1 << 16);
+        let number = |(i, bits): (usize, &u32)| match i / config.head_dim % 97 {
+            0 => 0,
+            1 if i % config.head_dim == 5 => 0x7f80,
+            2 if i % config.head_dim == 7 => 0xffc1,
+            // Denormal numbers and others that count as nothing.
+            3 => *bits as u16 & 0x81ff,
+            // Magnitudes of a few octaves, so that integers are of all sizes.
+            _ => (*bits as u16 & 0x83ff) + 0x3c00,
+        };
+        any.iter().enumerate().map(number).flat_map(u16::to_le_bytes).collect()
+    };
+    HostRows { k: numbers(31), v: numbers(32) }
+}
+
+#[test]
+fn rows_are_packed_and_unpacked_as_the_host_does_it() {
+    if !gpu_is_there() {
+        return;
+    }
+    let config = config();
+    let mut device = device(&config, Launches::Graph);
+    assert!(device.packs_rows());
+    let form = PackedRows { kv_width: config.kv_width(), group: config.head_dim };
+    let n_layers = config.layers as u16;
+    for (first_row, len) in [(0, CHUNK), (37, CHUNK - 64), (5, 1)] {
+        let at = Rows { pages: &pages(16), first_row, len };
+        let full = Arc::new(rows_to_pack(&config, len));
+        let packed = HostRows { k: form.pack(&full.k), v: form.pack(&full.v) };
+        let unpacked = HostRows { k: form.unpack(&packed.k), v: form.unpack(&packed.v) };
+        // Into plain memory, and once there is some, into pinned memory.
+        for round in 0..3 {
+            device.bring_kv(&at, Arc::clone(&full));
+            let sent = device.send_packed_kv(n_layers, &at, form).recv().unwrap();
+            assert!(same(&sent, &packed), "{len} rows, round {round}: packed");
+            // Other rows, so that those that do not come are noticed.
+            let n = full.k.len();
+            device.write_kv(&at, &vec![1; n], &vec![2; n]);
+            device.bring_packed_kv(&at, Arc::new(sent), form);
+            let back = device.send_kv(0..n_layers, &at, n).recv().unwrap();
+            assert!(same(&back, &unpacked), "{len} rows, round {round}: unpacked");
+        }
+    }
+}
+
+#[test]
+fn packed_and_full_rows_come_in_one_batch_and_every_layer_waits_for_them() {
+    if !gpu_is_there() {
+        return;
+    }
+    let config = config();
+    let mut device = device(&config, Launches::Graph);
+    let form = PackedRows { kv_width: config.kv_width(), group: config.head_dim };
+    let full = rows(&config, 1);
+    let packed = HostRows { k: form.pack(&full.k), v: form.pack(&full.v) };
+    let packed =
+        Arc::new(HostRows { k: lent_copy(&device, &packed.k), v: lent_copy(&device, &packed.v) });
+    // One chunk of each kind, and many small ones.
+    let (one, other) = (span(16, CHUNK, 0), span(64, CHUNK - 64, CHUNK));
+    let (other_pages, own) = (pages(64), span(100, 64, 2 * CHUNK - 64));
+    let prompt = tokens(32, 5, config.vocab);
+    let step = |device: &mut CudaDevice| {
+        let work = Work::new(&prompt, 0, vec![one.clone(), other.clone()], own.clone());
+        run(device, &plan(&config), &[Work { outputs: Outputs::All, ..work }])
+    };
+    let of_page = |rows: &HostRows, page: usize| {
+        let width = config.kv_width() * 2;
+        let part = |list: &RowBytes| -> RowBytes {
+            let layer = |layer| &list[(layer * CHUNK + page * 64) * width..][..64 * width];
+            (0..config.layers).flat_map(|n| layer(n).to_vec()).collect()
+        };
+        Arc::new(HostRows { k: part(&rows.k), v: part(&rows.v) })
+    };
+    let small: Vec<_> = (0..CHUNK_PAGES as usize).map(|page| of_page(&full, page)).collect();
+    let bring_all = |device: &mut CudaDevice| {
+        for (page, rows) in small.iter().enumerate() {
+            let at = Rows { pages: &one.pages[page..=page], first_row: 0, len: 64 };
+            device.bring_kv(&at, Arc::clone(rows));
+        }
+        let at = Rows { pages: &other_pages, first_row: 0, len: CHUNK };
+        device.bring_packed_kv(&at, Arc::clone(&packed), form);
+    };
+    bring_all(&mut device);
+    device.settle(&one.pages);
+    device.settle(&other_pages);
+    let settled = step(&mut device);
+    for round in 0..10 {
+        for pages in [&one.pages, &other_pages] {
+            bring(&mut device, pages, &rows(&config, 21));
+            device.settle(pages);
+        }
+        bring_all(&mut device);
+        assert!(step(&mut device) == settled, "round {round}: the logits differ");
+    }
+    // Rows that come twice to the same pages: the last ones stay.
+    bring(&mut device, &one.pages, &rows(&config, 21));
+    bring(&mut device, &one.pages, &full);
+    let came = send(&mut device, &config, &one.pages).recv().unwrap();
+    assert!(same(&came, &full), "the last rows");
 }
 
 #[test]

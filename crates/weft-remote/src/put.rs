@@ -70,7 +70,7 @@ impl Bucket {
             Ok(_) | Err(_) => false,
         };
         let sizes = (header.full_bytes(), header.full_bytes());
-        if sizes != (Some(rows.k.len()), Some(rows.v.len())) {
+        if sizes != (Some(rows.k.len()), Some(rows.v.len())) && !header.is_stored(rows) {
             return Err(wrong("the rows do not have the size of their header"));
         }
         let coarse = header.stored(rows).map_err(|error| Miss::Form(error.to_string()))?;

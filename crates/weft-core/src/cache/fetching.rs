@@ -10,6 +10,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::files::Room;
 use super::filing::Filing;
 use super::news::{Arrival, Fetching};
 use super::node::{InRam, received};
@@ -17,7 +18,7 @@ use super::speeds::Way;
 use super::{Begin, Cache, NodeId};
 use crate::chunk::{Choice, Tier};
 use crate::device::Device;
-use crate::store::{RowMemory, Rows};
+use crate::store::{PackedRows, Rows};
 
 /// How rows came to the device's pages.
 #[derive(Clone, Copy, Debug)]
@@ -55,16 +56,16 @@ impl Cache {
             node.has_lead = begin.lead == 0;
             match rows {
                 Some(rows) => {
-                    device.bring_kv(&node.rows(), rows);
+                    self.bring_rows(id, rows, device);
                     self.stats.brought_from_ram += 1;
                 }
                 None => {
                     choice = self.compare(id, n_tokens);
                     let way = self.speeds.choose(Tier::Disk, choice);
                     match way {
-                        Way::Fetch => self.begin_fetching(id, device.row_memory()),
+                        Way::Fetch => self.begin_fetching(id, device),
                         Way::Compute => {}
-                        Way::ComputeAndTry => self.try_reading(id, device.row_memory()),
+                        Way::ComputeAndTry => self.try_reading(id, device),
                     }
                     if way != Way::Fetch {
                         self.compute_again(id);
@@ -73,6 +74,25 @@ impl Cache {
             }
         }
         Brought { tier, is_new, time: start.elapsed(), choice }
+    }
+
+    /// Starts to copy rows into a node's pages, unpacked if they are packed.
+    fn bring_rows(&mut self, id: NodeId, rows: Arc<Rows>, device: &mut dyn Device) {
+        let node = self.node(id);
+        let is_packed = |_: &PackedRows| rows.k.len() as u64 * 2 == self.shape.stored_bytes(node);
+        match self.packed(node).filter(is_packed) {
+            Some(form) => {
+                device.bring_packed_kv(&node.rows(), rows, form);
+                self.node_mut(id).is_rounded = true;
+                self.stats.brought_coarse += 1;
+            }
+            None => device.bring_kv(&node.rows(), rows),
+        }
+    }
+
+    /// Where the rows of a node's file are read to.
+    fn room_for(&self, id: NodeId, device: &dyn Device) -> Room {
+        Room { memory: device.row_memory(), packed: self.packed(self.node(id)).is_some() }
     }
 
     /// The rows in main memory, after waiting for the device's copy.
@@ -133,23 +153,25 @@ impl Cache {
     }
 
     /// Asks for the rows of a node's file.
-    fn begin_fetching(&mut self, id: NodeId, memory: Arc<dyn RowMemory>) {
+    fn begin_fetching(&mut self, id: NodeId, device: &dyn Device) {
+        let room = self.room_for(id, device);
         let (fetching, awaited) = Fetching::new(id, Tier::Disk, &self.news);
         let file = self.file_of(id);
         let node = self.node_mut(id);
         node.fetching = Some(fetching);
         node.filled = 0;
         if let Some(files) = &self.files {
-            files.read(file, memory, awaited);
+            files.read(file, room, awaited);
         }
     }
 
     /// Reads a node's file to learn how long it takes. Nobody gets the rows.
-    fn try_reading(&mut self, id: NodeId, memory: Arc<dyn RowMemory>) {
+    fn try_reading(&mut self, id: NodeId, device: &dyn Device) {
+        let room = self.room_for(id, device);
         let file = self.file_of(id);
         let bytes = self.shape.stored_bytes(self.node(id));
         if let Some(files) = &self.files {
-            files.try_reading(file, memory, bytes);
+            files.try_reading(file, room, bytes);
         }
     }
 
@@ -162,15 +184,21 @@ impl Cache {
         let Arrival { node: id, rows, time, cost, .. } = arrival;
         node.fetching = None;
         node.read_time = time.unwrap_or_default();
-        let expected = self.shape.node_bytes(node);
-        match (rows.filter(|rows| bytes(rows) == expected).map(Arc::new), tier) {
+        let stored_bytes = self.shape.stored_bytes(node);
+        let packed_bytes = self.shape.packed(node).filter(|_| self.packs).map(|_| stored_bytes);
+        let expected = [Some(self.shape.node_bytes(node)), packed_bytes];
+        let fits = |rows: &Rows| expected.contains(&Some(bytes(rows)));
+        match (rows.filter(fits).map(Arc::new), tier) {
             (Some(rows), tier) => {
-                self.speeds.count_read(tier, self.shape.stored_bytes(node), node.read_time);
+                self.speeds.count_read(tier, stored_bytes, node.read_time);
                 node.filled = node.len();
-                node.is_rounded = node.form.is_coarse();
-                self.stats.brought_coarse += u64::from(node.is_rounded);
-                device.bring_kv(&node.rows(), Arc::clone(&rows));
+                if node.form.is_coarse() && Some(bytes(&rows)) != packed_bytes {
+                    node.is_rounded = true;
+                    self.stats.brought_coarse += 1;
+                }
+                self.bring_rows(id, Arc::clone(&rows), device);
                 if tier == Tier::Remote {
+                    let node = self.node_mut(id);
                     (node.is_shared, node.cost) = (true, cost.unwrap_or_default());
                     self.stats.brought_from_remote += 1;
                     self.keep_fetched(id, rows);

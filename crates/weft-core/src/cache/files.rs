@@ -80,8 +80,16 @@ impl Drop for Receipt {
 struct Read {
     key: KvKey,
     header: Header,
-    memory: Arc<dyn RowMemory>,
+    room: Room,
     wanted: Wanted,
+}
+
+/// Where rows are read to.
+pub(super) struct Room {
+    /// What memory is taken from.
+    pub(super) memory: Arc<dyn RowMemory>,
+    /// Whether rows in 8 bits stay so.
+    pub(super) packed: bool,
 }
 
 /// What a read is for.
@@ -238,25 +246,15 @@ impl Files {
         self.send(Command::Put(NewFile { key, header, rows, is_pinned, receipt }));
     }
 
-    /// Reads the file of a key into memory that is taken from `memory`.
-    pub(super) fn read(
-        &self,
-        (key, header): (KvKey, Header),
-        memory: Arc<dyn RowMemory>,
-        awaited: Awaited,
-    ) {
-        self.ask(Read { key, header, memory, wanted: Wanted::Rows(awaited) });
+    /// Reads the file of a key.
+    pub(super) fn read(&self, (key, header): (KvKey, Header), room: Room, awaited: Awaited) {
+        self.ask(Read { key, header, room, wanted: Wanted::Rows(awaited) });
     }
 
     /// Reads the file of a key, which has so many bytes of rows, to measure the disk.
-    pub(super) fn try_reading(
-        &self,
-        (key, header): (KvKey, Header),
-        memory: Arc<dyn RowMemory>,
-        bytes: u64,
-    ) {
+    pub(super) fn try_reading(&self, (key, header): (KvKey, Header), room: Room, bytes: u64) {
         let trial = Trial { bytes, time: None, to: self.news.clone() };
-        self.ask(Read { key, header, memory, wanted: Wanted::Time(trial) });
+        self.ask(Read { key, header, room, wanted: Wanted::Time(trial) });
     }
 
     fn ask(&self, read: Read) {
@@ -330,14 +328,15 @@ fn read_all(
 ) {
     let n_cores = thread::available_parallelism().map_or(1, usize::from);
     loop {
-        let Ok(Read { key, header, memory, wanted }) = lock(reads).recv() else { return };
+        let Ok(Read { key, header, room, wanted }) = lock(reads).recv() else { return };
         let start = Instant::now();
         if matches!(&wanted, Wanted::Rows(awaited) if !awaited.is_wanted()) {
             reading.n_reads.fetch_sub(1, Ordering::Relaxed);
             continue;
         }
         let n_threads = reading.n_threads(n_cores);
-        let (rows, was_read) = reader.read_to(&key, &header, &*memory, n_threads);
+        let Room { memory, packed } = room;
+        let (rows, was_read) = reader.read_to(&key, &header, &*memory, n_threads, packed);
         // Sent first: a damaged file is gone before its rows are computed and filed again.
         let _ = notes.send(Command::Note(was_read));
         let time = reading.end(start, Instant::now());

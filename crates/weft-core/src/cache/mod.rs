@@ -13,6 +13,7 @@ mod group;
 mod news;
 mod node;
 mod remote;
+mod shape;
 mod speeds;
 mod stats;
 #[cfg(test)]
@@ -24,9 +25,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::chunk::ChunkId;
-use crate::config::Config;
 use crate::device::Device;
-use crate::dtype::Dtype;
 use crate::kv::{OutOfPages, PageId, PagePool, pages_for};
 use crate::store::{KvKey, Prefix, RowForm, Store};
 
@@ -43,6 +42,7 @@ pub(crate) use self::node::{Node, NodeId};
 pub use self::remote::{
     BreakerState, Fetched, Interest, Latency, RemoteStats, RemoteTier, WhenFetched,
 };
+pub(crate) use self::shape::RowShape;
 use self::speeds::Speeds;
 pub use self::stats::{CacheStats, TierStats};
 
@@ -65,36 +65,6 @@ pub struct Tiers {
     pub stored_rows: RowForm,
 }
 
-/// The dimensions of a row.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct RowShape {
-    pub(crate) layers: usize,
-    pub(crate) kv_width: usize,
-    pub(crate) dtype: Dtype,
-}
-
-impl RowShape {
-    pub(crate) fn new(config: &Config, dtype: Dtype) -> Self {
-        Self { layers: config.layers, kv_width: config.kv_width(), dtype }
-    }
-
-    /// Bytes of the keys, or of the values, of `rows` rows in `layers` layers.
-    pub(crate) fn bytes(&self, layers: usize, rows: usize) -> usize {
-        layers * rows * self.kv_width * self.dtype.bytes()
-    }
-
-    /// Bytes of all rows of a node.
-    fn node_bytes(&self, node: &Node) -> u64 {
-        2 * self.bytes(self.layers, node.len()) as u64
-    }
-
-    /// Bytes of all rows of a node in a file.
-    fn stored_bytes(&self, node: &Node) -> u64 {
-        let row_bytes = node.form.row_bytes(self.kv_width, self.dtype).expect("it was checked");
-        2 * (self.layers * node.len() * row_bytes) as u64
-    }
-}
-
 /// All nodes and all pages.
 pub(crate) struct Cache {
     fingerprint: String,
@@ -115,6 +85,8 @@ pub(crate) struct Cache {
     remote: Option<Arc<dyn RemoteTier>>,
     /// How the rows of approximate pieces are stored.
     stored_rows: RowForm,
+    /// Whether they travel between the device and main memory in that form, and lie there so.
+    packs: bool,
     /// Nodes whose rows have to be handed to the files.
     to_file: VecDeque<NodeId>,
     news: Newsroom,
@@ -173,6 +145,7 @@ impl Cache {
             files: None,
             remote: tiers.remote,
             stored_rows,
+            packs: false,
             to_file: VecDeque::new(),
             news: Newsroom::default(),
             speeds: Speeds::default(),
@@ -452,7 +425,7 @@ impl Cache {
         }
         let Some(node) = self.nodes.remove(&id) else { return };
         if node.ram.is_some() {
-            self.ram_used -= self.shape.node_bytes(&node);
+            self.ram_used -= self.ram_bytes_of(&node);
         }
         self.pool.give_back(node.pages);
         if let Some(siblings) = self.children.get_mut(&node.place) {
@@ -480,7 +453,7 @@ impl Cache {
             assert_eq!(node.pages.len(), node.n_pages(), "pages of a node");
         }
         let in_ram = self.nodes.values().filter(|n| n.ram.is_some());
-        let ram: u64 = in_ram.map(|n| self.shape.node_bytes(n)).sum();
+        let ram: u64 = in_ram.map(|n| self.ram_bytes_of(n)).sum();
         assert_eq!(ram, self.ram_used);
         assert!(ram <= self.ram_bytes);
         let free = self.free_or_evictable(&[]);

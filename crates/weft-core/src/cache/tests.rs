@@ -11,6 +11,7 @@ use super::*;
 use crate::chunk::{Chunk, Kind, Tier};
 use crate::config::Config;
 use crate::device::{Inspect, Limits};
+use crate::dtype::Dtype;
 use crate::kv::{PAGE_ROWS, Slot};
 use crate::reference;
 use crate::store::{RowForm, Store};

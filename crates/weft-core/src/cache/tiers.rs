@@ -133,7 +133,7 @@ impl Cache {
         if let Some(Filing::Coming(_)) = self.node(id).filing {
             return;
         }
-        let needed = self.shape.node_bytes(self.node(id));
+        let needed = self.ram_bytes_of(self.node(id));
         if self.make_room_in_ram(needed) {
             self.ram_used += needed;
             let ram = match &self.node(id).filing {
@@ -142,7 +142,7 @@ impl Cache {
             };
             self.node_mut(id).ram = Some(ram);
         } else if !self.is_filed_or_queued(id) {
-            if self.has_room(needed) {
+            if self.has_room(self.shape.node_bytes(self.node(id))) {
                 let coming = InRam::Coming(self.send(id, device));
                 self.file_leaving(id, coming);
             } else if self.files.is_some() {
@@ -160,9 +160,12 @@ impl Cache {
 
     /// Starts to copy a node's rows out of its pages.
     pub(super) fn send(&self, id: NodeId, device: &mut dyn Device) -> Receiver<Rows> {
-        let node = self.node(id);
+        let (node, n_layers) = (self.node(id), self.shape.layers as u16);
+        if let Some(form) = self.packed(node) {
+            return device.send_packed_kv(n_layers, &node.rows(), form);
+        }
         let bytes = self.shape.bytes(self.shape.layers, node.len());
-        device.send_kv(0..self.shape.layers as u16, &node.rows(), bytes)
+        device.send_kv(0..n_layers, &node.rows(), bytes)
     }
 
     /// Evicts from main memory until there is room. Returns false if that is impossible.
@@ -182,7 +185,7 @@ impl Cache {
 
     fn evict_from_ram(&mut self, id: NodeId) {
         let Some(ram) = self.node_mut(id).ram.take() else { return };
-        self.ram_used -= self.shape.node_bytes(self.node(id));
+        self.ram_used -= self.ram_bytes_of(self.node(id));
         self.stats.evicted_from_ram += 1;
         if self.node(id).pages.is_empty() && !self.is_filed_or_queued(id) {
             self.file_leaving(id, ram);
@@ -212,13 +215,14 @@ impl Cache {
         let mut device =
             tier(&|node| !node.pages.is_empty(), self.pool.total() as u64 * page_bytes);
         device.used_bytes = (self.pool.total() - self.pool.free()) as u64 * page_bytes;
+        let ram = tier(&|node| node.ram.is_some(), self.ram_bytes);
         let seen = self.files.as_ref().map(|files| files.seen());
         let mut disk =
             tier(&|node| node.on_disk, seen.as_ref().map_or(0, |seen| seen.budget_bytes));
         disk.used_bytes = seen.as_ref().map_or(0, |seen| seen.used_bytes);
         CacheStats {
             device,
-            ram: tier(&|node| node.ram.is_some(), self.ram_bytes),
+            ram: TierStats { used_bytes: self.ram_used, ..ram },
             disk,
             coarse: tier(&|node| node.on_disk && node.form.is_coarse(), 0),
             store: seen.map(|seen| seen.stats.clone()),

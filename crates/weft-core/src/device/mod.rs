@@ -20,7 +20,7 @@ use crate::dtype::Dtype;
 use crate::kv::PageId;
 use crate::plan::Op;
 use crate::sampling::{Logprobs, Sampler};
-use crate::store::{PlainMemory, RowMemory, Rows as HostRows};
+use crate::store::{PackedRows, PlainMemory, RowMemory, Rows as HostRows};
 
 pub use self::host_experts::HostExperts;
 pub use self::inspect::{Buffer, Inspect, OneToken};
@@ -180,6 +180,35 @@ pub trait Device: Send {
     /// The default has finished when it returns.
     fn bring_kv(&mut self, rows: &Rows<'_>, from: Arc<HostRows>) {
         self.write_kv(rows, &from.k, &from.v);
+    }
+
+    /// Whether the device packs and unpacks rows by itself, so that they travel in 8 bits if they
+    /// are stored so. If not, rows are packed on their way to files.
+    fn packs_rows(&self) -> bool {
+        false
+    }
+
+    /// Like [`Device::send_kv`] of all layers, in 8 bits ([`PackedRows::pack`]).
+    fn send_packed_kv(
+        &mut self,
+        n_layers: u16,
+        rows: &Rows<'_>,
+        form: PackedRows,
+    ) -> Receiver<HostRows> {
+        let bytes = usize::from(n_layers) * rows.len * form.kv_width * 2;
+        let sent = self.send_kv(0..n_layers, rows, bytes);
+        let (sender, receiver) = channel();
+        if let Ok(HostRows { k, v }) = sent.recv() {
+            let packed = HostRows { k: form.pack(&k), v: form.pack(&v) };
+            sender.send(packed).expect("the receiver is here");
+        }
+        receiver
+    }
+
+    /// Like [`Device::bring_kv`], from 8 bits ([`PackedRows::unpack`]).
+    fn bring_packed_kv(&mut self, rows: &Rows<'_>, from: Arc<HostRows>, form: PackedRows) {
+        let full = HostRows { k: form.unpack(&from.k), v: form.unpack(&from.v) };
+        self.bring_kv(rows, Arc::new(full));
     }
 
     /// Whether all copies from and to these pages are complete, so that a step can use them without

@@ -134,6 +134,8 @@ impl Engine {
         );
         let shape = RowShape::new(&model.config, device.dtype());
         let fingerprint = model.fingerprint(&device.kv_family());
+        let mut cache = Cache::new(fingerprint, shape, limits.pages, tiers);
+        cache.packs(device.packs_rows());
         let forms = Forms::of(&*model.weights, &model.config);
         Self {
             plan: plan(&model.config),
@@ -141,7 +143,7 @@ impl Engine {
             template: model.template.clone(),
             stop_ids: model.stop_ids.clone(),
             vocab: model.tokenizer.vocab_size() as usize,
-            cache: Cache::new(fingerprint, shape, limits.pages, tiers),
+            cache,
             library: Library::default(),
             speculating: Speculating::new(&model.config, &forms, device.dtype()),
             device,

@@ -121,21 +121,43 @@ impl FromStr for StoredRows {
 pub struct NotFinite;
 
 impl Header {
-    /// Coarse rows as they are stored, from full ones; `None` if full rows are stored as they are.
+    /// Coarse rows as they are stored, from full ones; `None` if the rows are stored as they are,
+    /// because they are full or a device has already written them in 8 bits.
     ///
     /// # Errors
     /// If a number is not finite.
     ///
     /// # Panics
-    /// If the rows do not have the header's size.
+    /// If the rows do not have the header's size, full or stored.
     pub fn stored(&self, rows: &Rows) -> Result<Option<Rows>, NotFinite> {
         let RowForm::Int8 { group } = self.form else { return Ok(None) };
+        if self.is_stored(rows) {
+            return self.check_scales(rows).map(|()| None).map_err(|_| NotFinite);
+        }
         let to = &PlainMemory;
         let encode = |tensor: &[u8]| match self.dtype {
             Dtype::Bf16 => self.convert(tensor, to, true, |a, b| encode::<bf16>(a, b, group)),
             Dtype::F32 => self.convert(tensor, to, true, |a, b| encode::<f32>(a, b, group)),
         };
         Ok(Some(Rows { k: encode(&rows.k)?, v: encode(&rows.v)? }))
+    }
+
+    /// Whether rows are coarse and as they are stored.
+    pub fn is_stored(&self, rows: &Rows) -> bool {
+        let sizes = (Some(rows.k.len()), Some(rows.v.len()));
+        let (stored, full) = (self.tensor_bytes(), self.full_bytes());
+        self.form.is_coarse() && sizes == (stored, stored) && stored != full
+    }
+
+    /// Checks that every scale of stored rows is a magnitude.
+    pub(super) fn check_scales(&self, rows: &Rows) -> Result<(), Reason> {
+        let Some(row_bytes) = self.form.row_bytes(self.kv_width, self.dtype) else { return Ok(()) };
+        let check = |scales: &[u8]| match self.dtype {
+            Dtype::Bf16 => scales.chunks_exact(2).try_for_each(|one| scale::<bf16>(one).map(drop)),
+            Dtype::F32 => scales.chunks_exact(4).try_for_each(|one| scale::<f32>(one).map(drop)),
+        };
+        let mut rows = rows.k.chunks_exact(row_bytes).chain(rows.v.chunks_exact(row_bytes));
+        rows.try_for_each(|row| check(&row[self.kv_width..]))
     }
 
     /// Full rows from stored ones. Those of coarse rows are nearly the ones that were computed.
@@ -201,7 +223,7 @@ impl Header {
 trait Number {
     const BYTES: usize;
     fn read(bytes: &[u8]) -> f32;
-    /// Writes a finite number, rounded to the nearest.
+    /// Writes a number, rounded to the nearest.
     fn write(number: f32, bytes: &mut [u8]);
 }
 
@@ -225,14 +247,19 @@ impl Number for bf16 {
     }
 
     fn write(number: f32, bytes: &mut [u8]) {
+        if number.is_nan() {
+            return bytes.copy_from_slice(&Self::NAN.to_le_bytes());
+        }
         let bits = number.to_bits();
         let rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
         bytes.copy_from_slice(&(rounded as u16).to_le_bytes());
     }
 }
 
-/// Writes a row: its integers, then the largest magnitude of each group.
+/// Writes a row: its integers, then the largest magnitude of each group. A group with a number that
+/// is not finite gets no integers and a scale that is no number.
 fn encode<N: Number>(row: &[u8], coarse: &mut [u8], group: usize) -> Result<(), NotFinite> {
+    let mut is_finite = true;
     let (integers, scales) = coarse.split_at_mut(row.len() / N::BYTES);
     let groups = row.chunks_exact(group * N::BYTES).zip(integers.chunks_exact_mut(group));
     for ((numbers, integers), scale) in groups.zip(scales.chunks_exact_mut(N::BYTES)) {
@@ -241,7 +268,10 @@ fn encode<N: Number>(row: &[u8], coarse: &mut [u8], group: usize) -> Result<(), 
         // The largest does not tell whether there is a NaN; zero times it does.
         let nothing: f32 = numbers().map(|number| number * 0.0).sum();
         if nothing != 0.0 {
-            return Err(NotFinite);
+            is_finite = false;
+            integers.fill(0);
+            N::write(f32::NAN, scale);
+            continue;
         }
         let most = if most < LEAST { 0.0 } else { most };
         N::write(most, scale);
@@ -250,7 +280,14 @@ fn encode<N: Number>(row: &[u8], coarse: &mut [u8], group: usize) -> Result<(), 
             *integer = (number / unit * MOST + ROUNDS).to_bits() as u8;
         }
     }
-    Ok(())
+    if is_finite { Ok(()) } else { Err(NotFinite) }
+}
+
+/// The largest magnitude of a group, if it is one.
+fn scale<N: Number>(bytes: &[u8]) -> Result<f32, Reason> {
+    let most = N::read(bytes);
+    let is_magnitude = most.is_finite() && !most.is_sign_negative();
+    if is_magnitude { Ok(most) } else { Err(Reason::Scale { found: most }) }
 }
 
 /// The reverse. Every result is finite, whatever the integers are.
@@ -258,16 +295,59 @@ fn decode<N: Number>(coarse: &[u8], row: &mut [u8], group: usize) -> Result<(), 
     let (integers, scales) = coarse.split_at(row.len() / N::BYTES);
     let groups = row.chunks_exact_mut(group * N::BYTES).zip(integers.chunks_exact(group));
     for ((numbers, integers), scale) in groups.zip(scales.chunks_exact(N::BYTES)) {
-        let most = N::read(scale);
-        if !most.is_finite() || most.is_sign_negative() {
-            return Err(Reason::Scale { found: most });
-        }
-        for (number, integer) in numbers.chunks_exact_mut(N::BYTES).zip(integers) {
-            let part = (f32::from(*integer as i8) / MOST).max(-1.0);
-            N::write(part * most, number);
-        }
+        decode_group::<N>(integers, self::scale::<N>(scale)?, numbers);
     }
     Ok(())
+}
+
+fn decode_group<N: Number>(integers: &[u8], most: f32, numbers: &mut [u8]) {
+    for (number, integer) in numbers.chunks_exact_mut(N::BYTES).zip(integers) {
+        let part = (f32::from(*integer as i8) / MOST).max(-1.0);
+        N::write(part * most, number);
+    }
+}
+
+/// Rows of bf16 that a device hands out or takes in 8 bits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PackedRows {
+    /// Numbers of a row of one layer.
+    pub kv_width: usize,
+    /// Consecutive numbers that share a scale.
+    pub group: usize,
+}
+
+impl PackedRows {
+    /// Bytes of a row.
+    pub fn row_bytes(self) -> usize {
+        let bytes = RowForm::Int8 { group: self.group }.row_bytes(self.kv_width, Dtype::Bf16);
+        bytes.expect("a group divides a row")
+    }
+
+    /// Packs whole rows of keys or values, as files have them. Groups that are not finite get a
+    /// scale that no reader accepts.
+    pub fn pack(self, numbers: &[u8]) -> RowBytes {
+        let mut packed = vec![0; numbers.len() / (2 * self.kv_width) * self.row_bytes()];
+        let rows = numbers.chunks_exact(2 * self.kv_width);
+        for (row, packed) in rows.zip(packed.chunks_exact_mut(self.row_bytes())) {
+            // Readers check scales.
+            let _ = encode::<bf16>(row, packed, self.group);
+        }
+        packed.into()
+    }
+
+    /// The reverse. Where a scale is no number, neither are the results.
+    pub fn unpack(self, packed: &[u8]) -> RowBytes {
+        let mut numbers = vec![0; packed.len() / self.row_bytes() * 2 * self.kv_width];
+        let rows = numbers.chunks_exact_mut(2 * self.kv_width);
+        for (row, packed) in rows.zip(packed.chunks_exact(self.row_bytes())) {
+            let (integers, scales) = packed.split_at(self.kv_width);
+            let groups = row.chunks_exact_mut(2 * self.group).zip(integers.chunks(self.group));
+            for ((numbers, integers), scale) in groups.zip(scales.chunks_exact(2)) {
+                decode_group::<bf16>(integers, bf16::read(scale), numbers);
+            }
+        }
+        numbers.into()
+    }
 }
 
 #[cfg(test)]
@@ -361,9 +441,12 @@ mod tests {
                 assert_eq!(header.stored(&rows), Err(NotFinite));
                 let mut stored = header.stored(&fine).unwrap().unwrap();
                 let at = stored.v.len() - dtype.bytes();
+                assert_eq!(header.stored(&stored), Ok(None), "it is stored as it is");
                 stored.v[at..].copy_from_slice(&bytes(dtype, &[wrong]));
                 let refused = header.read_stored(stored.clone()).unwrap_err();
                 assert_eq!(refused.name(), "scale");
+                assert_eq!(header.check_scales(&stored).unwrap_err().name(), "scale");
+                assert_eq!(header.stored(&stored), Err(NotFinite));
                 stored.v[at..].copy_from_slice(&bytes(dtype, &[-1.0]));
                 assert_eq!(header.read_stored(stored).unwrap_err().name(), "scale");
             }

@@ -38,7 +38,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Instant, SystemTime};
 
-pub use coarse::{NotFinite, RowForm, StoredRows};
+pub use coarse::{NotFinite, PackedRows, RowForm, StoredRows};
 pub use error::StoreError;
 pub use header::{Header, Rows};
 pub use index::Entry;

@@ -79,7 +79,7 @@ pub struct NewEntry<'a> {
     pub key: &'a KvKey,
     /// Their description.
     pub header: &'a Header,
-    /// The rows as devices have them. Coarse ones are encoded here.
+    /// The rows as devices have them. Coarse ones are encoded here, unless they are already.
     pub rows: &'a Rows,
 }
 

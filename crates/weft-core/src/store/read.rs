@@ -70,18 +70,24 @@ fn header_text(file: &File, bytes: u64) -> Result<Vec<u8>, Reason> {
 }
 
 /// Reads the rows into memory that is taken from `memory`, and compares them with their stored
-/// checksum. Coarse ones are decoded. At most `n_threads` read and hash.
+/// checksum. Coarse ones are decoded, or only checked if they shall stay `coarse`. At most
+/// `n_threads` read and hash.
 pub(super) fn rows(
     opened: &Opened,
     memory: &dyn RowMemory,
     n_threads: usize,
+    coarse: bool,
 ) -> Result<Rows, Reason> {
     let room = || memory.take(opened.decoded.tensor_bytes);
     let mut rows = Rows { k: room(), v: room() };
     let read = |offset: usize, to: &mut [u8]| opened.read_at(opened.data_start + offset as u64, to);
     let checksum = checksum::fill(&mut rows, n_threads, read)?;
     opened.decoded.check_payload(checksum)?;
-    opened.decoded.header.read_stored_to(rows, memory)
+    let header = &opened.decoded.header;
+    if coarse && header.form.is_coarse() {
+        return header.check_scales(&rows).map(|()| rows);
+    }
+    header.read_stored_to(rows, memory)
 }
 
 /// A file that ends early was truncated while it was open.

@@ -44,20 +44,23 @@ impl Reader {
     /// Reads the rows of a key, if they match `expected` and every byte is as it was written. Opens
     /// the file even if no index has it: another process may have written it.
     pub fn read(&self, key: &KvKey, expected: &Header) -> (Option<Rows>, WasRead) {
-        self.read_to(key, expected, &PlainMemory, MOST_READERS)
+        self.read_to(key, expected, &PlainMemory, MOST_READERS, false)
     }
 
-    /// The same, into memory that is taken from `memory`, by at most `n_threads` threads.
+    /// The same, into memory that is taken from `memory`, by at most `n_threads` threads. Coarse
+    /// rows stay as they are stored if they shall stay `coarse`.
     pub(crate) fn read_to(
         &self,
         key: &KvKey,
         expected: &Header,
         memory: &dyn RowMemory,
         n_threads: usize,
+        coarse: bool,
     ) -> (Option<Rows>, WasRead) {
         (self.before)(Io::Read);
         let found = index::open_expected(&self.folder, key, expected);
-        let found = found.and_then(|opened| Ok((read::rows(&opened, memory, n_threads)?, opened)));
+        let rows = |opened: &Opened| read::rows(opened, memory, n_threads, coarse);
+        let found = found.and_then(|opened| Ok((rows(&opened)?, opened)));
         let (rows, result) = match found {
             Ok((rows, opened)) => (Some(rows), Ok(opened)),
             Err(reason) => (None, Err(reason)),

@@ -30,6 +30,10 @@ pub trait LentMemory: Any + Send + Sync {
     fn bytes(&self) -> &[u8];
     /// What it holds, to be written.
     fn bytes_mut(&mut self) -> &mut [u8];
+    /// What it is, for people.
+    fn kind(&self) -> &'static str {
+        "of a device"
+    }
 }
 
 /// Bytes of rows.
@@ -104,11 +108,11 @@ impl Eq for RowBytes {}
 
 impl fmt::Debug for RowBytes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let place = match &self.0 {
-            Place::Plain(_) => "",
-            Place::Lent(_) => " of a device",
+        let kind = match &self.0 {
+            Place::Plain(_) => "of the process",
+            Place::Lent(memory) => memory.kind(),
         };
-        write!(f, "{} bytes{place}", self.len())
+        write!(f, "{} bytes {kind}", self.len())
     }
 }
 

@@ -67,7 +67,7 @@ impl Store {
             let (bytes, budget_bytes) = (opened.bytes, self.budget_bytes);
             return Err(not_stored(Put::TooLarge { bytes, budget_bytes }));
         }
-        let rows = read::rows(&opened, &PlainMemory, MOST_READERS).map_err(refused)?;
+        let rows = read::rows(&opened, &PlainMemory, MOST_READERS, false).map_err(refused)?;
         match self.put(&key, &header, &rows) {
             Put::Stored | Put::Present => Ok((key, header)),
             outcome => Err(not_stored(outcome)),

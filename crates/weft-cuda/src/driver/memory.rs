@@ -1,9 +1,10 @@
 //! GPU memory, pinned host memory that the GPU can access, and events in streams.
 
 use std::ffi::c_void;
+use std::mem::ManuallyDrop;
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use cudarc::driver::result;
 use cudarc::driver::sys;
@@ -185,6 +186,19 @@ pub(crate) struct Pinned {
     gpu: Arc<Gpu>,
     at: *mut c_void,
     bytes: usize,
+    /// Whose it is.
+    owner: Owner,
+}
+
+/// Who allocated pinned memory.
+enum Owner {
+    Driver,
+    /// This process: a vector's start and capacity. The memory lies in it on huge pages.
+    Process {
+        start: *mut u8,
+        capacity: usize,
+        is_pinned: AtomicBool,
+    },
 }
 
 // SAFETY: plain memory that only its owner reaches.
@@ -201,7 +215,46 @@ impl Pinned {
             .map_err(failed("taking pinned memory"))?;
         // SAFETY: the memory was just taken and is that long.
         unsafe { at.cast::<u8>().write_bytes(0, bytes) };
-        Ok(Self { gpu: gpu.clone(), at, bytes })
+        Ok(Self { gpu: gpu.clone(), at, bytes, owner: Owner::Driver })
+    }
+
+    /// Memory that will be pinned ([`Pinned::pin`]). Until then only the host uses it.
+    pub(crate) fn later(gpu: &Arc<Gpu>, bytes: usize) -> Self {
+        let bytes = bytes.max(16).next_multiple_of(PAGE);
+        // The system's zero pages: they take memory when they are written, or pinned.
+        let mut zeros = ManuallyDrop::new(vec![0_u8; bytes + HUGE_PAGE]);
+        let (start, capacity) = (zeros.as_mut_ptr(), zeros.capacity());
+        // SAFETY: behind it there are `bytes` bytes and less than a huge page before it.
+        let at = unsafe { start.add(start.align_offset(HUGE_PAGE).min(HUGE_PAGE)) };
+        advise(at, bytes, Advice::HugePages);
+        let owner = Owner::Process { start, capacity, is_pinned: AtomicBool::new(false) };
+        Self { gpu: gpu.clone(), at: at.cast(), bytes, owner }
+    }
+
+    /// Pins memory that is not yet pinned. It may be in use meanwhile.
+    pub(crate) fn pin(&self) -> Result<(), CudaError> {
+        let Owner::Process { is_pinned, .. } = &self.owner else { return Ok(()) };
+        if is_pinned.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        // The driver lets other calls wait while it pins; so it finds all pages there.
+        advise(self.at.cast(), self.bytes, Advice::TakePages);
+        self.gpu.bind();
+        let flags = sys::CU_MEMHOSTREGISTER_DEVICEMAP | sys::CU_MEMHOSTREGISTER_PORTABLE;
+        // SAFETY: the memory is ours and stays where it is until it is unpinned.
+        unsafe { sys::cuMemHostRegister_v2(self.at, self.bytes, flags) }
+            .result()
+            .map_err(failed("pinning memory"))?;
+        is_pinned.store(true, Ordering::Release);
+        Ok(())
+    }
+
+    /// Whether the GPU may use it.
+    pub(crate) fn is_pinned(&self) -> bool {
+        match &self.owner {
+            Owner::Driver => true,
+            Owner::Process { is_pinned, .. } => is_pinned.load(Ordering::Acquire),
+        }
     }
 
     /// The address of `bytes` bytes from `start` on.
@@ -290,10 +343,48 @@ impl Pinned {
 impl Drop for Pinned {
     fn drop(&mut self) {
         self.gpu.bind();
-        // SAFETY: the memory is ours, and nothing on the stream uses it once runs have ended.
-        let _ = unsafe { result::free_host(self.at) };
+        match &self.owner {
+            Owner::Driver => {
+                // SAFETY: the memory is ours, and nothing on the stream uses it once runs have
+                // ended.
+                let _ = unsafe { result::free_host(self.at) };
+            }
+            Owner::Process { start, capacity, is_pinned } => {
+                if is_pinned.load(Ordering::Acquire) {
+                    // SAFETY: it was pinned as a whole, and no copy uses it any more.
+                    let _ = unsafe { sys::cuMemHostUnregister(self.at) };
+                }
+                // SAFETY: the parts of the vector that was taken apart.
+                drop(unsafe { Vec::from_raw_parts(*start, 0, *capacity) });
+            }
+        }
     }
 }
+
+const PAGE: usize = 4096;
+const HUGE_PAGE: usize = 2 << 20;
+
+/// What the system is told about memory. If it refuses, the memory is the same, and slower to pin.
+#[derive(Clone, Copy)]
+enum Advice {
+    /// Its pages should be huge: fewer are pinned in less time.
+    HugePages,
+    /// All its pages will be written to.
+    TakePages,
+}
+
+#[cfg(target_os = "linux")]
+fn advise(at: *mut u8, bytes: usize, advice: Advice) {
+    let advice = match advice {
+        Advice::HugePages => libc::MADV_HUGEPAGE,
+        Advice::TakePages => libc::MADV_POPULATE_WRITE,
+    };
+    // SAFETY: the caller owns the memory; neither advice changes what it holds.
+    unsafe { libc::madvise(at.cast(), bytes, advice) };
+}
+
+#[cfg(not(target_os = "linux"))]
+fn advise(_: *mut u8, _: usize, _: Advice) {}
 
 /// An event: a point in a stream that can be waited for.
 pub(crate) struct Done {

@@ -4,35 +4,35 @@
 //! between stages and pages; while one piece is reordered, others are copied in other streams. If a
 //! list is in plain memory, host threads move its bytes through pinned memory.
 
+use std::collections::VecDeque;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError};
 use std::time::Duration;
 
 use weft_core::config::Config;
-use weft_core::store::{RowBytes, Rows as HostRows};
+use weft_core::store::{PackedRows, Rows as HostRows};
 
-use super::pieces::{PIECE_PAGES, Piece, group_layers, half_bytes, pieces};
-use super::pool::{PinnedRows, RowPool};
-use super::{Copy, Job, LayerEnds, Way};
-use crate::driver::{
-    Address, Argument, COPY_STREAMS, Done, Gpu, Kernel, Launch, Memory, Pinned, Stream,
-};
+use super::pieces::{PIECE_PAGES, Piece, groups, half_bytes, pieces};
+use super::pool::RowPool;
+use super::stage::{Stage, move_bytes, on_host, pinned};
+use super::{Copy, Job, LayerEnds, Message, Way};
+use crate::driver::{Address, Argument, COPY_STREAMS, Done, Gpu, Kernel, Launch, Memory, Stream};
 use crate::error::CudaError;
 use crate::kernels::Kernels;
 use crate::kv::Kv;
 use crate::layouts::{Layout, layout};
 
-/// Threads that move bytes of plain lists: one core does not keep the bus busy.
-const MOVERS: usize = 8;
-/// Bytes that are worth a thread.
-const THREAD_BYTES: usize = 1 << 20;
 const THREADS: usize = 256;
-/// The most jobs in a batch.
-const BATCH: usize = 64;
-/// How often to look whether lists can be let go.
+/// Copies are submitted together, because then those of first layers come first. Until somebody
+/// waits for them, only as many as keep the bus busy: so many batches of at least so many bytes of
+/// keys.
+const AHEAD: usize = 2;
+const AHEAD_BYTES: usize = 16 << 20;
+/// How often to look whether lists can be let go, and whether the bus has little left to do.
 const LOOK: Duration = Duration::from_micros(200);
+const LOOK_AHEAD: Duration = Duration::from_micros(50);
 
 /// Kernels call it `RowsPlace`.
 #[repr(C)]
@@ -55,26 +55,16 @@ pub(crate) fn layout() -> Layout {
 struct Coming {
     layers: Range<u16>,
     rows: Range<usize>,
+    packed: bool,
     from: Arc<HostRows>,
     copy: Arc<Copy>,
-}
-
-/// Memory for a piece on the GPU: keys, then values.
-struct Stage {
-    memory: Memory,
-    /// The same on the host, for plain lists, once there was one.
-    pinned: Option<Pinned>,
-    /// Where it is copied and reordered.
-    stream: Stream,
-    /// When the GPU is done with it.
-    done: Done,
 }
 
 /// Copies rows; owned by the thread in `rows.rs`.
 pub(super) struct Carrier {
     gpu: Arc<Gpu>,
-    put_rows: Kernel,
-    get_rows: Kernel,
+    full: Form,
+    packed: Form,
     /// The pages of each layer, and the bytes from one layer to the next.
     layers: Vec<Address>,
     layer_bytes: u64,
@@ -82,12 +72,24 @@ pub(super) struct Carrier {
     stages: Vec<Stage>,
     /// A point in each stream for copies.
     points: [Done; COPY_STREAMS],
-    /// Lists that the GPU may still copy from.
+    /// Jobs that will be submitted together.
+    waiting: VecDeque<Coming>,
+    /// Copies that were submitted before somebody waited for them: the last one of each batch.
+    ahead: Vec<Arc<Copy>>,
+    /// Copies that may not be done, and the lists that the GPU may still copy from.
     held: Vec<(Arc<Copy>, Arc<HostRows>)>,
     pool: Arc<RowPool>,
-    /// Bytes of a row's key, and of the keys of the largest piece.
-    row_bytes: usize,
+    /// Bytes of the keys of the largest piece.
     half_bytes: usize,
+}
+
+/// How rows lie in lists, and the kernels that know it.
+struct Form {
+    put: Kernel,
+    get: Kernel,
+    /// Bytes of a row's key, and those that a block of threads moves.
+    row_bytes: usize,
+    block_bytes: usize,
 }
 
 /// Bytes that stages take on the GPU.
@@ -117,63 +119,116 @@ impl Carrier {
         Ok(Self {
             stages: (0..COPY_STREAMS).map(stage).collect::<Result<_, CudaError>>()?,
             points: [point()?, point()?, point()?, point()?],
+            waiting: VecDeque::new(),
+            ahead: Vec::new(),
             held: Vec::new(),
             gpu: Arc::clone(gpu),
             pool: Arc::clone(pool),
-            put_rows: kernels.put_rows.clone(),
-            get_rows: kernels.get_rows.clone(),
+            full: Form {
+                put: kernels.put_rows.clone(),
+                get: kernels.get_rows.clone(),
+                row_bytes: config.kv_width() * 2,
+                block_bytes: THREADS * 2,
+            },
+            packed: {
+                let form = PackedRows { kv_width: config.kv_width(), group: config.head_dim };
+                let row_bytes = form.row_bytes();
+                Form {
+                    put: kernels.put_packed_rows.clone(),
+                    get: kernels.get_packed_rows.clone(),
+                    row_bytes,
+                    // A warp moves a head.
+                    block_bytes: row_bytes / config.kv_heads * (THREADS / 32),
+                }
+            },
             layers: (0..config.layers as u16).map(|layer| kv.layer(layer)).collect(),
             layer_bytes: kv.layer_bytes() as u64,
-            row_bytes: config.kv_width() * 2,
             half_bytes,
         })
     }
 
     /// Runs jobs until the channel closes.
-    pub(super) fn carry(mut self, jobs: &Receiver<Job>) {
-        let mut next = None;
-        while let Some(first) = next.take().or_else(|| self.wait(jobs)) {
+    pub(super) fn carry(mut self, messages: &Receiver<Message>) {
+        while let Some(message) = self.hear(messages) {
             self.gpu.bind();
-            let Job { layers, rows, way, copy } = first;
-            match way {
-                Way::Out(bytes, receiver) => {
-                    let carried = guarded(|| self.carry_out(layers, rows, bytes, &copy, &receiver));
-                    copy.report(&carried);
-                }
-                Way::In(from) => {
-                    let mut batch = vec![Coming { layers, rows, from, copy }];
-                    next = gather(&mut batch, jobs);
-                    let carried = guarded(|| self.carry_in(&batch));
-                    if carried.is_err() {
-                        self.wait_for_stages();
+            match message {
+                Message::Now => self.submit(usize::MAX),
+                Message::Copy(Job { layers, rows, packed, way: Way::In(from), copy }) => {
+                    // Pieces of a batch are written in any order.
+                    if self.waiting.iter().any(|job| job.copy.is_at(&copy.pages)) {
+                        self.submit(usize::MAX);
                     }
-                    batch.iter().for_each(|job| job.copy.report(&carried));
-                    self.held.extend(batch.into_iter().map(|job| (job.copy, job.from)));
+                    self.waiting.push_back(Coming { layers, rows, packed, from, copy });
+                }
+                Message::Copy(Job { layers, rows, packed, way: Way::Out(bytes, to), copy }) => {
+                    self.submit(usize::MAX);
+                    let carry = || self.carry_out((layers, rows, packed), bytes, &copy, &to);
+                    let carried = guarded(carry);
+                    copy.report(&carried);
                 }
             }
         }
+        self.gpu.bind();
+        self.submit(usize::MAX);
     }
 
-    /// The next job. Meanwhile lists are let go when the GPU has copied them.
-    fn wait(&mut self, jobs: &Receiver<Job>) -> Option<Job> {
+    /// The next message. Meanwhile lists are let go when the GPU has copied them, and jobs that
+    /// wait are submitted a few at a time.
+    fn hear(&mut self, messages: &Receiver<Message>) -> Option<Message> {
         loop {
-            self.gpu.bind();
-            self.held.retain(|(copy, _)| !copy.is_over() && !copy.has_failed());
-            if self.held.is_empty() {
-                return jobs.recv().ok();
+            match messages.try_recv() {
+                Ok(message) => return Some(message),
+                Err(TryRecvError::Disconnected) => return None,
+                Err(TryRecvError::Empty) => {}
             }
-            match jobs.recv_timeout(LOOK) {
-                Ok(job) => return Some(job),
+            self.gpu.bind();
+            let is_in_flight = |copy: &Copy| !copy.is_over() && !copy.has_failed();
+            self.held.retain(|(copy, _)| is_in_flight(copy));
+            self.ahead.retain(|copy| is_in_flight(copy));
+            if !self.waiting.is_empty() && self.ahead.len() < AHEAD {
+                let few = self.a_few();
+                self.ahead.extend(self.waiting.get(few - 1).map(|job| Arc::clone(&job.copy)));
+                self.submit(few);
+                continue;
+            }
+            let look = if self.waiting.is_empty() { LOOK } else { LOOK_AHEAD };
+            if self.waiting.is_empty() && self.held.is_empty() {
+                return messages.recv().ok();
+            }
+            match messages.recv_timeout(look) {
+                Ok(message) => return Some(message),
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => return None,
             }
         }
     }
 
+    /// How many of the waiting jobs keep the bus busy for a while.
+    fn a_few(&self) -> usize {
+        let bytes = self.waiting.iter().scan(0, |sum, job| {
+            *sum += job.layers.len() * job.rows.len() * self.form(job.packed).row_bytes;
+            Some(*sum)
+        });
+        1 + bytes.take_while(|bytes| *bytes < AHEAD_BYTES).count().min(self.waiting.len() - 1)
+    }
+
+    /// Submits the first `n` of the waiting jobs to the GPU.
+    fn submit(&mut self, n: usize) {
+        let batch: Vec<Coming> = self.waiting.drain(..n.min(self.waiting.len())).collect();
+        if batch.is_empty() {
+            return;
+        }
+        let carried = guarded(|| self.carry_in(&batch));
+        if carried.is_err() {
+            self.wait_for_stages();
+        }
+        batch.iter().for_each(|job| job.copy.report(&carried));
+        self.held.extend(batch.into_iter().map(|job| (job.copy, job.from)));
+    }
+
     fn carry_out(
         &mut self,
-        layers: Range<u16>,
-        rows: Range<usize>,
+        (layers, rows, packed): (Range<u16>, Range<usize>, bool),
         bytes: usize,
         copy: &Copy,
         receiver: &Sender<HostRows>,
@@ -181,9 +236,9 @@ impl Carrier {
         let mut to = HostRows { k: self.pool.take(bytes), v: self.pool.take(bytes) };
         self.fork([copy])?;
         let first_layer = layers.start;
-        let (row_bytes, half_bytes) = (self.row_bytes, self.half_bytes);
+        let (row_bytes, half_bytes) = (self.form(packed).row_bytes, self.half_bytes);
         let pieces = pieces(layers, first_layer, &copy.pages, rows, row_bytes, half_bytes);
-        let read = self.read(pieces, &mut to);
+        let read = self.read(pieces, packed, &mut to);
         // The lists must not go while the GPU writes to them.
         self.wait_for_stages();
         read?;
@@ -194,17 +249,20 @@ impl Carrier {
     }
 
     fn carry_in(&mut self, batch: &[Coming]) -> Result<(), CudaError> {
-        self.fork(batch.iter().map(|job| &*job.copy))?;
-        let (row_bytes, half_bytes) = (self.row_bytes, self.half_bytes);
-        let chunks = batch.iter().map(|job| (job.layers.clone(), job.rows.len()));
+        self.begin_after(batch)?;
+        let half_bytes = self.half_bytes;
+        let row_bytes: Vec<_> = batch.iter().map(|job| self.form(job.packed).row_bytes).collect();
+        let chunk =
+            |(job, row_bytes): (&Coming, &usize)| (job.layers.clone(), job.rows.len() * row_bytes);
+        let chunks: Vec<_> = batch.iter().zip(&row_bytes).map(chunk).collect();
         let mut turn = 0;
         let mut ends = Vec::new();
-        for group in group_layers(chunks, row_bytes) {
-            for Coming { layers, rows, from, copy } in batch {
+        for group in groups(&chunks) {
+            for (n, run) in group.runs {
+                let Coming { layers, rows, packed, from, copy } = &batch[n];
                 let (first, rows) = (layers.start, rows.clone());
-                let own = group.start.max(first)..group.end.min(layers.end);
-                for piece in pieces(own, first, &copy.pages, rows, row_bytes, half_bytes) {
-                    self.write(&piece, from, turn % COPY_STREAMS)?;
+                for piece in pieces(run, first, &copy.pages, rows, row_bytes[n], half_bytes) {
+                    self.write(&piece, from, *packed, turn % COPY_STREAMS)?;
                     turn += 1;
                 }
             }
@@ -225,6 +283,19 @@ impl Carrier {
             done.record(Stream::Copies(n)).map(|()| done)
         };
         Ok([point(0)?, point(1)?, point(2)?, point(3)?])
+    }
+
+    /// Makes every stream begin after what these jobs wait for, and after earlier copies to their
+    /// pages. Streams need not wait for one another otherwise: each keeps the order of its stage.
+    fn begin_after(&self, batch: &[Coming]) -> Result<(), CudaError> {
+        let meets =
+            |(copy, _): &(Arc<Copy>, _)| batch.iter().any(|job| copy.is_at(&job.copy.pages));
+        if self.held.iter().any(meets) {
+            return self.fork(batch.iter().map(|job| &*job.copy));
+        }
+        // What the last one waits for comes after what the others wait for.
+        let Some(last) = batch.last() else { return Ok(()) };
+        (0..COPY_STREAMS).try_for_each(|n| self.gpu.order(Stream::Copies(n), &last.copy.ready))
     }
 
     /// Makes every stream begin after what these copies wait for and after all earlier copies.
@@ -248,13 +319,18 @@ impl Carrier {
 
     /// Writes a piece into pages; the copy may still run when it returns. A stage's stream keeps
     /// the order of its pieces.
-    fn write(&mut self, piece: &Piece<'_>, from: &HostRows, n: usize) -> Result<(), CudaError> {
+    fn write(
+        &mut self,
+        piece: &Piece<'_>,
+        from: &HostRows,
+        packed: bool,
+        n: usize,
+    ) -> Result<(), CudaError> {
         let (bytes, len) = (piece.bytes.clone(), piece.bytes.len());
         let stage = &mut self.stages[n];
-        match [&from.k, &from.v].map(RowBytes::lent::<PinnedRows>) {
+        match [&from.k, &from.v].map(pinned) {
             [Some(k), Some(v)] => {
-                for (at, list) in [(0, k), (len, v)] {
-                    let (pinned, start) = list.pinned();
+                for (at, (pinned, start)) in [(0, k), (len, v)] {
                     let from = (pinned, start + bytes.start);
                     self.gpu.upload_part(stage.stream, (&stage.memory, at), from, len)?;
                 }
@@ -267,8 +343,8 @@ impl Carrier {
                 self.gpu.upload_part(stage.stream, (&stage.memory, 0), (pinned, 0), 2 * len)?;
             }
         }
-        let stage = &self.stages[n];
-        self.launch(&self.put_rows, stage, piece)?;
+        let (stage, form) = (&self.stages[n], self.form(packed));
+        self.launch(&form.put, form, stage, piece)?;
         stage.done.record(stage.stream)
     }
 
@@ -276,22 +352,21 @@ impl Carrier {
     fn read<'a>(
         &mut self,
         pieces: impl Iterator<Item = Piece<'a>>,
+        packed: bool,
         to: &mut HostRows,
     ) -> Result<(), CudaError> {
-        let is_pinned = [&to.k, &to.v].iter().all(|list| list.lent::<PinnedRows>().is_some());
+        let is_pinned = [&to.k, &to.v].into_iter().all(|list| pinned(list).is_some());
         // Of a plain list, the next piece is asked for before the previous one is taken.
         let mut asked: Option<(usize, Range<usize>)> = None;
         for (turn, piece) in pieces.enumerate() {
             let n = turn % COPY_STREAMS;
             let (bytes, len) = (piece.bytes.clone(), piece.bytes.len());
-            self.launch(&self.get_rows, &self.stages[n], &piece)?;
+            let form = self.form(packed);
+            self.launch(&form.get, form, &self.stages[n], &piece)?;
             let stage = &mut self.stages[n];
             for (at, list) in [(0, &to.k), (len, &to.v)] {
-                let target = match list.lent::<PinnedRows>().filter(|_| is_pinned) {
-                    Some(list) => {
-                        let (pinned, start) = list.pinned();
-                        (pinned, start + bytes.start)
-                    }
+                let target = match pinned(list).filter(|_| is_pinned) {
+                    Some((pinned, start)) => (pinned, start + bytes.start),
                     None => (&*on_host(&mut stage.pinned, &self.gpu, self.half_bytes)?, at),
                 };
                 self.gpu.download(stage.stream, target, (&stage.memory, at), len)?;
@@ -304,10 +379,20 @@ impl Carrier {
         asked.map_or(Ok(()), |(n, bytes)| self.stages[n].take(bytes, to))
     }
 
-    fn launch(&self, kernel: &Kernel, stage: &Stage, piece: &Piece<'_>) -> Result<(), CudaError> {
+    fn form(&self, packed: bool) -> &Form {
+        if packed { &self.packed } else { &self.full }
+    }
+
+    fn launch(
+        &self,
+        kernel: &Kernel,
+        form: &Form,
+        stage: &Stage,
+        piece: &Piece<'_>,
+    ) -> Result<(), CudaError> {
         let n_layers = piece.layers.len();
         let launch = Launch {
-            grid: ((piece.bytes.len() / n_layers / 2).div_ceil(THREADS), n_layers),
+            grid: ((piece.bytes.len() / n_layers).div_ceil(form.block_bytes), n_layers),
             threads: THREADS,
             early: false,
             cooperative: false,
@@ -341,23 +426,6 @@ impl Drop for Carrier {
     }
 }
 
-/// Adds jobs that are already queued, so that streams do not wait for one another after each job.
-/// Returns the first job that cannot be added.
-fn gather(batch: &mut Vec<Coming>, jobs: &Receiver<Job>) -> Option<Job> {
-    while batch.len() < BATCH {
-        let job = jobs.try_recv().ok()?;
-        // Pieces of a batch are written in any order.
-        let meets = batch.iter().any(|other| other.copy.is_at(&job.copy.pages));
-        match job {
-            Job { layers, rows, way: Way::In(from), copy } if !meets => {
-                batch.push(Coming { layers, rows, from, copy });
-            }
-            other => return Some(other),
-        }
-    }
-    None
-}
-
 fn panicked() -> Result<(), CudaError> {
     let reason = "a thread panicked".to_owned();
     Err(CudaError::Driver { call: "moving rows", reason })
@@ -369,48 +437,6 @@ fn guarded(carry: impl FnOnce() -> Result<(), CudaError>) -> Result<(), CudaErro
     catch_unwind(AssertUnwindSafe(carry)).unwrap_or_else(|_| panicked())
 }
 
-/// Copies bytes on the host, on several threads if they are many.
-fn move_bytes(lists: [(&mut [u8], &[u8]); 2]) {
-    let n_bytes: usize = lists.iter().map(|(to, _)| to.len()).sum();
-    let share = n_bytes.div_ceil(MOVERS).max(THREAD_BYTES);
-    let parts =
-        lists.into_iter().flat_map(|(to, from)| to.chunks_mut(share).zip(from.chunks(share)));
-    let mut parts = parts.peekable();
-    std::thread::scope(|scope| {
-        while let Some((to, from)) = parts.next() {
-            if parts.peek().is_some() {
-                scope.spawn(|| to.copy_from_slice(from));
-            } else {
-                to.copy_from_slice(from);
-            }
-        }
-    });
-}
-
-/// A stage's memory on the host.
-fn on_host<'a>(
-    pinned: &'a mut Option<Pinned>,
-    gpu: &Arc<Gpu>,
-    half_bytes: usize,
-) -> Result<&'a mut Pinned, CudaError> {
-    if pinned.is_none() {
-        *pinned = Some(Pinned::new(gpu, 2 * half_bytes)?);
-    }
-    Ok(pinned.as_mut().expect("it was just made"))
-}
-
-impl Stage {
-    /// Moves what the GPU copied to pinned memory to plain lists, once the copy is done.
-    fn take(&mut self, bytes: Range<usize>, to: &mut HostRows) -> Result<(), CudaError> {
-        self.done.wait()?;
-        let len = bytes.len();
-        let pinned = self.pinned.as_ref().expect("it was asked for");
-        let (k, v) = pinned.bytes()[..2 * len].split_at(len);
-        move_bytes([(&mut to.k[bytes.clone()], k), (&mut to.v[bytes], v)]);
-        Ok(())
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -420,15 +446,5 @@ mod tests {
         let reported = guarded(|| panic!("no room"));
         assert!(matches!(reported, Err(CudaError::Driver { .. })));
         assert!(guarded(|| Ok(())).is_ok());
-    }
-
-    #[test]
-    fn every_byte_is_moved_whatever_the_number_of_threads() {
-        for len in [0, 1, THREAD_BYTES - 1, THREAD_BYTES, 5 * THREAD_BYTES + 3] {
-            let from: Vec<u8> = (0..2 * len).map(|i| (i * 31 + i / 257) as u8).collect();
-            let (mut k, mut v) = (vec![0; len], vec![0; len]);
-            move_bytes([(&mut k, &from[..len]), (&mut v, &from[len..])]);
-            assert!([k, v].concat() == from, "{len}");
-        }
     }
 }

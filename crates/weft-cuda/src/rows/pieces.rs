@@ -15,30 +15,47 @@ const PIECE_ROWS: usize = PIECE_PAGES * PAGE_ROWS;
 const HALF_BYTES: usize = 8 << 20;
 /// The fewest bytes of keys of a chunk's layers that are copied together, and the most groups of
 /// layers.
-const GROUP_BYTES: usize = 4 << 20;
+const RUN_BYTES: usize = 4 << 20;
 const MOST_GROUPS: usize = 8;
 
-/// Layers that are copied together for all chunks of a batch, so that a step can begin with the
-/// first ones. `chunks` are layers and rows of each: copies of the smallest chunk are long enough
-/// not to cost the bus much, and there are only a few groups.
-pub(super) fn group_layers(
-    chunks: impl Iterator<Item = (Range<u16>, usize)>,
-    row_bytes: usize,
-) -> Vec<Range<u16>> {
-    let (mut start, mut end, mut least_rows) = (u16::MAX, 0, usize::MAX);
-    for (layers, n_rows) in chunks {
-        (start, end) = (start.min(layers.start), end.max(layers.end));
-        least_rows = least_rows.min(n_rows);
+/// Layers of some chunks that are copied before those of the next group, so that a step can begin
+/// with the first ones.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Group {
+    /// Chunks, by their number, and which of their layers.
+    pub(super) runs: Vec<(usize, Range<u16>)>,
+    /// After it, all chunks have all layers before this one.
+    pub(super) end: u16,
+}
+
+/// The order in which layers of chunks are copied. `chunks` are the layers of each, and the bytes of
+/// a layer's keys. There are only a few groups, and copies of a chunk are long enough not to cost the bus much: a small
+/// chunk comes with more layers than others at a time, or as a whole.
+pub(super) fn groups(chunks: &[(Range<u16>, usize)]) -> Vec<Group> {
+    let mut left: Vec<Range<u16>> = chunks.iter().map(|(layers, _)| layers.clone()).collect();
+    let bounds = |left: &[Range<u16>]| {
+        let some = || left.iter().filter(|layers| layers.start < layers.end);
+        some().map(|layers| layers.start).min().zip(some().map(|layers| layers.end).max())
+    };
+    let few =
+        bounds(&left).map_or(0, |(start, end)| usize::from(end - start).div_ceil(MOST_GROUPS));
+    let mut groups = Vec::new();
+    while let Some((start, end)) = bounds(&left) {
+        let until = start.saturating_add(few as u16);
+        let mut runs = Vec::new();
+        for (n, (layers, (_, bytes))) in left.iter_mut().zip(chunks).enumerate() {
+            if layers.start >= until.min(layers.end) {
+                continue;
+            }
+            let long = RUN_BYTES.div_ceil((*bytes).max(1));
+            let long = layers.start.saturating_add(u16::try_from(long).unwrap_or(u16::MAX));
+            let run = layers.start..until.max(long).min(layers.end);
+            layers.start = run.end;
+            runs.push((n, run));
+        }
+        groups.push(Group { runs, end: bounds(&left).map_or(end, |(start, _)| start) });
     }
-    let all = start..end;
-    if all.is_empty() {
-        return Vec::new();
-    }
-    let long = GROUP_BYTES.div_ceil(least_rows.saturating_mul(row_bytes).max(1));
-    let few = all.len().div_ceil(MOST_GROUPS);
-    let n_layers = long.max(few).min(all.len());
-    let starts = all.clone().step_by(n_layers);
-    starts.map(|start| start..all.end.min(start.saturating_add(n_layers as u16))).collect()
+    groups
 }
 
 /// Some rows of some layers.
@@ -157,17 +174,36 @@ mod tests {
 
     #[test]
     fn layers_are_copied_in_a_few_groups_of_long_copies() {
-        let groups = |chunks: &[(Range<u16>, usize)], row_bytes| {
-            let groups = group_layers(chunks.iter().cloned(), row_bytes);
-            groups.iter().map(ExactSizeIterator::len).collect::<Vec<_>>()
+        let of_rows = |chunks: &[(Range<u16>, usize)]| {
+            let chunks = chunks.iter().map(|(layers, n_rows)| (layers.clone(), n_rows * 2048));
+            groups(&chunks.collect::<Vec<_>>())
         };
-        // 0.6B and 8B, 256 tokens; a larger chunk; a small one beside it.
-        assert_eq!(groups(&[(0..28, 256)], 2048), [8, 8, 8, 4]);
-        assert_eq!(groups(&[(0..36, 256); 1], 2048), [8, 8, 8, 8, 4]);
-        assert_eq!(groups(&[(0..36, 16_384)], 2048), [5, 5, 5, 5, 5, 5, 5, 1]);
-        assert_eq!(groups(&[(0..36, 16_384), (0..36, 3)], 2048), [36]);
-        assert_eq!(group_layers([(3..7, 9999), (1..2, 9999)].into_iter(), 2048).len(), 6);
-        assert!(groups(&[], 2048).is_empty() && groups(&[(4..4, 9)], 2048).is_empty());
+        let ends = |chunks: &[(Range<u16>, usize)]| {
+            let groups = of_rows(chunks);
+            // Every layer of every chunk is copied once, in order, and in time.
+            let mut next: Vec<u16> = chunks.iter().map(|(layers, _)| layers.start).collect();
+            for Group { runs, end } in &groups {
+                for (n, run) in runs {
+                    assert!(run.start == next[*n] && !run.is_empty());
+                    next[*n] = run.end;
+                }
+                let is_there = |(next, (layers, _)): (&u16, &(Range<u16>, usize))| {
+                    *next >= *end.min(&layers.end)
+                };
+                assert!(next.iter().zip(chunks).all(is_there), "{groups:?}");
+            }
+            assert!(next.iter().zip(chunks).all(|(next, (layers, _))| *next == layers.end));
+            groups.iter().map(|group| group.end).collect::<Vec<_>>()
+        };
+        // 0.6B and 8B, 256 tokens; a larger chunk.
+        assert_eq!(ends(&vec![(0..28, 256); 64]), [8, 16, 24, 28]);
+        assert_eq!(ends(&[(0..36, 256)]), [8, 16, 24, 32, 36]);
+        assert_eq!(ends(&[(0..36, 16_384)]), [5, 10, 15, 20, 25, 30, 35, 36]);
+        // A small one beside it comes first, as a whole.
+        assert_eq!(ends(&[(0..36, 16_384), (0..36, 3)])[..2], [5, 10]);
+        assert_eq!(of_rows(&[(0..36, 9999), (0..36, 3)])[0].runs, [(0, 0..5), (1, 0..36)]);
+        assert_eq!(ends(&[(3..7, 9999), (1..2, 9999)]), [3, 4, 5, 6, 7]);
+        assert!(ends(&[]).is_empty() && ends(&[(4..4, 9)]).is_empty());
     }
 
     #[test]

@@ -1,14 +1,14 @@
 //! Pinned memory for rows in main memory: the GPU copies from it and to it at the speed of the bus,
 //! and no core moves their bytes.
 //!
-//! Pinning takes longer than copying, so nobody waits for it: if there is no room, rows get plain
-//! memory, and a thread adds a slab for the next ones. Rows take ranges of slabs and give them back
-//! when they are dropped. Of what is free, only some is kept.
+//! Pinning takes longer than copying, so nobody waits for it: a new slab is plain memory until a
+//! thread has pinned it, and the rows that are in it by then stay where they are. Rows take ranges
+//! of slabs and give them back when they are dropped. Of what is free, only some is kept.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::mpsc::{Sender, channel};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread;
 
 use weft_core::store::{LentMemory, PlainMemory, RowBytes, RowMemory};
@@ -80,11 +80,6 @@ impl<S: Clone> Slabs<S> {
         None
     }
 
-    fn has_room(&self, bytes: usize) -> bool {
-        let mut ranges = self.slabs.iter().flat_map(|slab| &slab.free);
-        ranges.any(|(start, end)| end - start >= bytes.next_multiple_of(ALIGNMENT))
-    }
-
     /// Takes a range back, and joins it with its free neighbours. Returns slabs that are to go:
     /// free ones, while more than `most_free` bytes are free.
     fn give_back(&mut self, place: &Place, most_free: usize) -> Vec<S> {
@@ -116,14 +111,14 @@ impl<S: Clone> Slabs<S> {
 
 /// What the thread that pins is asked to do.
 enum Errand {
-    /// Make room for so many bytes.
-    Grow(usize),
+    Pin(Weak<Pinned>),
     /// Free a slab.
     Free(Arc<Pinned>),
 }
 
 /// Pinned memory of a device, for rows.
 pub(crate) struct RowPool {
+    gpu: Arc<Gpu>,
     slabs: Mutex<Slabs<Arc<Pinned>>>,
     errands: Sender<Errand>,
     most_pinned: usize,
@@ -135,31 +130,26 @@ impl RowPool {
     pub(crate) fn new(gpu: &Arc<Gpu>) -> Arc<Self> {
         let memory = machine_bytes().unwrap_or(UNKNOWN_MEMORY);
         let (errands, to_do) = channel();
-        let pool = Arc::new(Self {
+        let run = move || {
+            while let Ok(errand) = to_do.recv() {
+                match errand {
+                    Errand::Free(slab) => drop(slab),
+                    // The machine may not allow it; then the slab stays plain.
+                    Errand::Pin(slab) => slab.upgrade().into_iter().for_each(|slab| {
+                        let _ = slab.pin();
+                    }),
+                }
+            }
+        };
+        // Without the thread all rows stay in plain memory.
+        let _ = thread::Builder::new().name("weft-pin".to_owned()).spawn(run);
+        Arc::new(Self {
+            gpu: Arc::clone(gpu),
             slabs: Mutex::new(Slabs::new()),
             errands,
             most_pinned: memory / MOST_PINNED,
             most_free: memory / MOST_FREE,
-        });
-        let (gpu, own) = (Arc::clone(gpu), Arc::downgrade(&pool));
-        let pin = move || {
-            let mut owed = 0;
-            while let Ok(errand) = to_do.recv() {
-                match errand {
-                    Errand::Free(slab) => drop(slab),
-                    Errand::Grow(bytes) => {
-                        let Some(pool) = own.upgrade() else { return };
-                        owed += bytes;
-                        if pool.grow(&gpu, bytes, owed) {
-                            owed = 0;
-                        }
-                    }
-                }
-            }
-        };
-        // Without the thread all rows get plain memory.
-        let _ = thread::Builder::new().name("weft-pin".to_owned()).spawn(pin);
-        pool
+        })
     }
 
     fn slabs(&self) -> MutexGuard<'_, Slabs<Arc<Pinned>>> {
@@ -171,52 +161,29 @@ impl RowPool {
         let _ = self.errands.send(errand);
     }
 
-    /// Adds a slab for rows of `bytes` bytes that found no room, unless too much is pinned or free.
-    /// `owed` bytes found no room since the last slab: a slab serves many small rows. Returns
-    /// whether they are paid.
-    fn grow(&self, gpu: &Arc<Gpu>, bytes: usize, owed: usize) -> bool {
+    /// A range of a slab, of a new one if there is no room. `None` if too much is pinned.
+    fn find(&self, bytes: usize) -> Option<(Arc<Pinned>, Place)> {
+        let mut slabs = self.slabs();
+        if let Some(taken) = slabs.take(bytes) {
+            return Some(taken);
+        }
         let slab_bytes = slab_bytes(bytes);
-        {
-            let slabs = self.slabs();
-            if owed < slab_bytes && slabs.has_room(bytes) {
-                return false;
-            }
-            let (pinned, free) = (slabs.pinned_bytes, slabs.free_bytes);
-            if pinned + slab_bytes > self.most_pinned || free + slab_bytes > self.most_free {
-                return true;
-            }
-        }
-        // The machine may not allow it.
-        if let Ok(memory) = Pinned::new(gpu, slab_bytes) {
-            self.slabs().add(Arc::new(memory), slab_bytes);
-        }
-        true
-    }
-
-    /// Pinned memory, if there is room.
-    fn lend(self: &Arc<Self>, bytes: usize) -> Option<PinnedRows> {
-        if bytes < LEAST_BYTES {
+        if slabs.pinned_bytes.saturating_add(slab_bytes) > self.most_pinned {
             return None;
         }
-        let taken = self.slabs().take(bytes);
-        match taken {
-            Some((slab, place)) => {
-                let start = place.range.start;
-                Some(PinnedRows { slab, start, bytes, place, pool: Arc::clone(self) })
-            }
-            None => {
-                self.ask(Errand::Grow(bytes));
-                None
-            }
-        }
+        let slab = Arc::new(Pinned::later(&self.gpu, slab_bytes));
+        self.ask(Errand::Pin(Arc::downgrade(&slab)));
+        slabs.add(slab, slab_bytes);
+        slabs.take(bytes)
     }
 
     /// Memory for rows.
     pub(crate) fn take(self: &Arc<Self>, bytes: usize) -> RowBytes {
-        match self.lend(bytes) {
-            Some(rows) => RowBytes::of_device(Box::new(rows)),
-            None => PlainMemory.take(bytes),
-        }
+        let found = if bytes < LEAST_BYTES { None } else { self.find(bytes) };
+        let Some((slab, place)) = found else { return PlainMemory.take(bytes) };
+        let start = place.range.start;
+        let rows = PinnedRows { slab, start, bytes, place, pool: Arc::clone(self) };
+        RowBytes::of_device(Box::new(rows))
     }
 }
 
@@ -239,13 +206,17 @@ pub(crate) struct PinnedRows {
 }
 
 impl PinnedRows {
-    /// The slab that has them, and where they begin.
-    pub(crate) fn pinned(&self) -> (&Pinned, usize) {
-        (&self.slab, self.start)
+    /// The slab that has them, if it is pinned by now, and where they begin.
+    pub(crate) fn pinned(&self) -> Option<(&Pinned, usize)> {
+        self.slab.is_pinned().then_some((&*self.slab, self.start))
     }
 }
 
 impl LentMemory for PinnedRows {
+    fn kind(&self) -> &'static str {
+        if self.slab.is_pinned() { "pinned for a device" } else { "of a device" }
+    }
+
     fn bytes(&self) -> &[u8] {
         let at = self.slab.part(self.start, self.bytes);
         // SAFETY: the range lies in the slab, was taken for these rows alone, and is set. Copies by

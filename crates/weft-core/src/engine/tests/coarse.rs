@@ -2,6 +2,7 @@
 //! anything that was computed from them.
 
 use super::remote::{Shelf, of_chunks};
+use super::wrapped::{wrapped, wrapped_results};
 use super::*;
 use crate::store::RowForm;
 
@@ -11,6 +12,89 @@ const DISK: Option<Tier> = Some(Tier::Disk);
 fn open(folder: &Path, stored_rows: RowForm) -> Engine {
     let store = Store::open(folder, 10_000_000).unwrap();
     engine_with(80, Tiers { store: Some(store), stored_rows, ..Tiers::default() })
+}
+
+/// A device that hands rows out in 8 bits and takes them so.
+struct Packs {
+    device: Box<dyn Device>,
+}
+
+impl Device for Packs {
+    wrapped!();
+    wrapped_results!();
+
+    fn run(&mut self, ops: &[Op], step: &Step<'_>) -> Result<(), DeviceError> {
+        self.device.run(ops, step)
+    }
+
+    fn packs_rows(&self) -> bool {
+        true
+    }
+}
+
+/// An engine with room in memory and on disk, whose device packs rows, or does not.
+fn open_in_memory(folder: &Path, packs: bool) -> Engine {
+    let store = Store::open(folder, 10_000_000).unwrap();
+    let tiers = Tiers { ram_bytes: 10_000_000, store: Some(store), ..Tiers::default() };
+    let tiers = Tiers { stored_rows: INT8, ..tiers };
+    let mut engine = engine_with(80, tiers);
+    if packs {
+        let none = engine_with(2, Tiers::default()).device;
+        let device = std::mem::replace(&mut engine.device, none);
+        engine.device = Box::new(Packs { device });
+        engine.cache.packs(true);
+    }
+    engine
+}
+
+/// The rows of coarse files, without headers, which have times.
+fn coarse_files(folder: &Path) -> Vec<Vec<u8>> {
+    let store = Store::open(folder, 10_000_000).unwrap();
+    let coarse = store.entries().filter(|(_, entry)| entry.header.form == INT8);
+    let rows = |(key, _)| {
+        let file = std::fs::read(folder.join(format!("{key}.safetensors"))).unwrap();
+        let head = 8 + u64::from_le_bytes(file[..8].try_into().unwrap()) as usize;
+        file[head..].to_vec()
+    };
+    let mut rows: Vec<Vec<u8>> = coarse.map(rows).collect();
+    rows.sort();
+    rows
+}
+
+#[test]
+fn a_device_that_packs_rows_has_them_in_8_bits_in_memory_too() {
+    for reuse in [Reuse::Anchored, Reuse::Isolated] {
+        let (folder, other) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let mut packing = open_in_memory(folder.path(), true);
+        let mut plain = open_in_memory(other.path(), false);
+        let prompt = composition(&[1, 2], 1, reuse, Repair::None);
+        let (said, finished) = ask(&mut packing, &prompt);
+        assert_eq!((&said, finished.report.coarse_tokens()), (&ask(&mut plain, &prompt).0, 0));
+        for engine in [&mut packing, &mut plain] {
+            engine.demote(Tier::Ram);
+        }
+        let used = |engine: &Engine| engine.cache_stats().ram.used_bytes;
+        assert!(used(&packing) < used(&plain), "{} of {}", used(&packing), used(&plain));
+        // From memory they are those of 8 bits, and the report says so.
+        let (from_memory, finished) = ask(&mut packing, &prompt);
+        assert_eq!(sources(&finished)[..3], [Some(Tier::Ram); 3], "{reuse}");
+        assert_eq!(finished.report.coarse_tokens(), documents(&prompt), "{reuse}");
+        assert_ne!(from_memory, said, "{reuse}");
+        let (in_full, finished) = ask(&mut plain, &prompt);
+        assert_eq!((in_full, finished.report.coarse_tokens()), (said, 0), "{reuse}");
+        // The files are the same, and so is what is read from them.
+        for engine in [&mut packing, &mut plain] {
+            engine.demote(Tier::Disk);
+        }
+        assert_eq!(coarse_files(folder.path()).len(), 2, "{reuse}");
+        assert!(coarse_files(folder.path()) == coarse_files(other.path()), "{reuse}");
+        for engine in [&mut packing, &mut plain] {
+            let (from_disk, finished) = ask(engine, &prompt);
+            assert_eq!(sources(&finished)[..3], [DISK; 3], "{reuse}");
+            assert_eq!(finished.report.coarse_tokens(), documents(&prompt), "{reuse}");
+            assert_eq!(from_disk, from_memory, "{reuse}");
+        }
+    }
 }
 
 /// A process after which the rows of a prompt are in files.
@@ -150,31 +234,17 @@ fn another_machine_finds_coarse_rows_and_files_the_same_bytes() {
     let (_, finished) = ask(&mut second, &prompt);
     assert_eq!(finished.report.coarse_tokens(), documents(&prompt));
     second.save(false);
-    let files = |folder: &Path| {
-        let store = Store::open(folder, 10_000_000).unwrap();
-        let coarse = store.entries().filter(|(_, entry)| entry.header.form == INT8);
-        let name = |(key, _)| folder.join(format!("{key}.safetensors"));
-        coarse.map(name).map(|file| std::fs::read(file).unwrap()).collect::<Vec<_>>()
-    };
-    let payload = |files: Vec<Vec<u8>>| -> Vec<Vec<u8>> {
-        // The header has the time that computing took, which is the shelf's on the second machine.
-        let rows = |file: Vec<u8>| {
-            let head = 8 + u64::from_le_bytes(file[..8].try_into().unwrap()) as usize;
-            file[head..].to_vec()
-        };
-        files.into_iter().map(rows).collect()
-    };
-    assert_eq!(files(here.path()).len(), 2);
-    assert!(payload(files(here.path())) == payload(files(there.path())));
+    assert_eq!(coarse_files(here.path()).len(), 2);
+    assert!(coarse_files(here.path()) == coarse_files(there.path()));
 }
 
 #[test]
 fn whatever_was_stored_coarsely_does_not_show_in_exact_answers() {
-    let asked = (prop::collection::vec(1_u32..5, 1..4), 0_usize..3, 0_u8..4);
-    TestRunner::new(Cases::with_cases(8))
-        .run(&prop::collection::vec(asked, 1..7), |history| {
+    let asked = (prop::collection::vec(1_u32..5, 1..4), 0_usize..3, 0_u8..5);
+    TestRunner::new(Cases::with_cases(12))
+        .run(&(prop::collection::vec(asked, 1..7), any::<bool>()), |(history, packs)| {
             let folder = tempfile::tempdir().unwrap();
-            let mut engine = open(folder.path(), INT8);
+            let mut engine = open_in_memory(folder.path(), packs);
             for (documents, reuse, then) in history {
                 let prompt = composition(&documents, 1, Reuse::ALL[reuse], Repair::None);
                 ask(&mut engine, &prompt);
@@ -182,8 +252,9 @@ fn whatever_was_stored_coarsely_does_not_show_in_exact_answers() {
                     0 => engine.demote(Tier::Disk),
                     1 => {
                         engine.save(true);
-                        engine = open(folder.path(), INT8);
+                        engine = open_in_memory(folder.path(), packs);
                     }
+                    2 => engine.demote(Tier::Ram),
                     _ => {}
                 }
                 let plain = exact(&documents, 1);
