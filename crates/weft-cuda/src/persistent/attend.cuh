@@ -7,6 +7,7 @@
 #include "kernels/attention_head.cuh"
 #include "kernels/section.cuh"
 #include "ops/attend.cuh"
+#include "persistent/bare.cuh"
 #include "persistent/launch.cuh"
 
 // Stages that a block has on their way at once while it runs a layer. Where few blocks attend they
@@ -70,10 +71,10 @@ __device__ __forceinline__ bool ask_head(Head &head, const u64 *row, int first, 
     return all;
 }
 
-// Rows of queries. Where the kernel is made for a number of tokens there are no more of an item
-// than that: `plan_for` sees to it, and for one token `Persistent::takes`.
+// Rows of queries. An item has no more than the kernel is made for: `plan_for` sees to it, and for
+// one token `Persistent::takes`.
 __device__ __forceinline__ u32 query_rows(const Block &block, const Item &item) {
-    return (block.n_tokens == 1 ? 1 : block.fixed ? min(item.n_queries, block.n_tokens) : item.n_queries) * GROUP;
+    return (block.n_tokens == 1 ? 1 : min(item.n_queries, block.n_tokens)) * GROUP;
 }
 
 // This warp's queries, rotated, into shared memory. What does not depend on the op before is asked
@@ -149,7 +150,8 @@ __device__ __forceinline__ void store_row(Block &block, const NewRow &made, cons
 // ---- computing: results -------------------------------------------------------------------------
 // A pair of dimensions of a result.
 __device__ __forceinline__ void publish_attended(Block &block, u32 token, int column, u32 pair) {
-    store_word(block.launch.a + token * (Q_STRIDE / 2) + column / 2, pair, block.number);
+    if (block.is_bare()) store_bare(bare_places(block).attended(), block.n_tokens, token, column, pair, block.number);
+    else store_word(block.launch.a + token * (Q_STRIDE / 2) + column / 2, pair, block.number);
     if (block.is_last()) *(u32 *)(block.launch.plain.a + (u64)token * Q_STRIDE + column) = pair;
 }
 __device__ __forceinline__ void add_share(float *share, bool is_first_layer, float more) {
@@ -261,7 +263,7 @@ __device__ __forceinline__ void attend_section(Block &block, u32 index, u32 work
     meet();
     const u32 grown = item.n_stores > 0 ? block.step : 0, number = block.number_before(only_store ? 1 : 2);
     const int n_rows = item.n_rows + grown, n_pages = (n_rows + PAGE_ROWS - 1) / PAGE_ROWS;
-    const ValueMasks masks(n_rows, lane, block.fixed);
+    const ValueMasks masks(n_rows, lane, true);
     if (!kept) make_queries(block, item, kv_head, number);
     const NewRow made = make_row(block, item, kv_head, n_pages, number);
     if (!kept || item.n_stores > 0) meet();

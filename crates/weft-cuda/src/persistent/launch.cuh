@@ -60,6 +60,7 @@ struct Launch {
     u64 *candidates;              // words: [2 steps][8][N_BLOCKS][2]: the best score of a block's, its row
     u64 *done;                    // words: [N_BLOCKS]: what a block wrote up to a head is there
     u64 *chosen;                  // words: [8]: the next token
+    uint4 *bare;                  // rows of eight tokens (bare.cuh)
     PlainBuffers plain;
     float *logits;
     float *shares, *other_shares; // in turn: one step's are published while the next one's are added up
@@ -128,9 +129,8 @@ struct Block {
     Stages stages;
     uint4 *x;      // this warp's stage for inputs
     int warp, lane;
-    u32 n_tokens;
+    u32 n_tokens;  // that the kernel is made for: all are outputs, in order, or none is
     bool draws;    // whether tokens are found as draws say: known to each kernel, so that others need no instructions for it
-    bool fixed;    // whether the kernel is made for so many tokens; then all are outputs, in order, or none is
     u32 flip;      // which of two sums is next
     u32 step;      // tokens that every lane has behind it in this launch
     u32 op;        // of the plan
@@ -148,9 +148,10 @@ struct Block {
     }
     // Whether the launch ends with it.
     __device__ __forceinline__ bool is_last() const { return op + 1 == launch.n_ops; }
-    // Whether there are registers for a product's weights: those of a narrow model where the
-    // compiler knows the number of tokens, and needs few for addresses and norms.
-    __device__ __forceinline__ bool holds_weights() const { return __CUDA_ARCH__ >= 900 && fixed && HIDDEN_UNITS <= TWO_BLOCKS_UNITS; }
+    // Whether there are registers for a product's weights: those of a narrow model.
+    __device__ __forceinline__ bool holds_weights() const { return __CUDA_ARCH__ >= 900 && HIDDEN_UNITS <= TWO_BLOCKS_UNITS; }
+    // Whether rows are handed on without numbers (bare.cuh).
+    __device__ __forceinline__ bool is_bare() const { return BARE_BYTES > 0 && holds_weights() && n_tokens == BARE_TOKENS; }
     __device__ __forceinline__ u32 thread() const { return warp * 32 + lane; }
     // The number of results made `before` ops ago.
     __device__ __forceinline__ u32 number_before(u32 before) const {

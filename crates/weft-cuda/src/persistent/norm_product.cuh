@@ -96,9 +96,10 @@ struct NormStore {
 // A router's input. Its weights are few however wide the model is, and in registers before their input
 // is there.
 struct RouterInput {
+    static constexpr bool IN_REGISTERS = false;
     NormInput &of;
     static __device__ __forceinline__ bool holds(const Block &block) {
-        return __CUDA_ARCH__ >= 900 && block.fixed && block.n_tokens == 1 && HIDDEN_UNITS <= MOST_HELD;
+        return __CUDA_ARCH__ >= 900 && block.n_tokens == 1 && HIDDEN_UNITS <= MOST_HELD;
     }
     __device__ __forceinline__ bool holds() const { return holds(of.block); }
     __device__ __forceinline__ void begin(u32 portion) const { of.begin(portion); }
@@ -128,7 +129,7 @@ __device__ __forceinline__ bool multiply_routed(Block &block, OpKind kind, NormI
 // The product. The best of the logits that it computed, if any.
 __device__ __forceinline__ u64 multiply_norm(Block &block, OpKind kind) {
     TileRange own = norm_tiles(block.shared.own, kind);
-    const u32 n_rows = kind == NORM_HEAD && !block.fixed ? block.shared.n_outputs : block.n_tokens;
+    const u32 n_rows = block.n_tokens;
     u64 best = NO_CANDIDATE;
     bool is_normed = false, comes_first = !block.holds_weights(), is_routed = false;
 #if HAS_EXPERTS
@@ -141,6 +142,14 @@ __device__ __forceinline__ u64 multiply_norm(Block &block, OpKind kind) {
     }
 #endif
     if (!is_routed && own.first == own.end) return best;
+    if (block.is_bare()) {
+        BareNormInput input(block, kind);
+        with_norm_forms(block.layer(), kind, [&](auto forms) INLINED {
+            multiply_tiles<decltype(forms), NORM_TILES, 2, HIDDEN_UNITS, 1>(block.stages, block.shared.scratch.sums, block.flip, own, n_rows, block.warp, block.lane,
+                                                                            input, NormStore{block, kind, best});
+        });
+        return best;
+    }
     NormInput input(block, kind, n_rows, is_normed);
     if (comes_first && !input.awaited) input.await_rows(), input.next();
 #if HAS_EXPERTS
