@@ -5,14 +5,14 @@
 // that lane 4g + c finds its operand in one load of 16 bytes. A pair of columns that nobody has
 // sent is NOTHING, two NaNs that no rounding gives.
 //
-// Whoever reads a pair must never see what an earlier layer left there, so rows have SLOTS places
-// in turn, and a place is emptied long before its next turn: by the copying warps of the blocks that
-// own rows of the residual stream, when their block begins to load a layer, for the layer after it.
-// Then all blocks have read what lies there, because this block has since awaited rows of two layers
-// that came of it. And nobody asks for the layer after this one before all such blocks have published
-// rows of this one, which their computing warps do after their copying warp's fence. Rows for the
-// head are asked for by blocks that may take no part in layers, so they have places of their own, by
-// steps. The host empties all places before a launch.
+// Whoever reads a pair must never see what an earlier layer left there. So rows have SLOTS places in
+// turn, and a place is emptied long before its next turn: by the copying warps of those blocks that
+// own rows of the residual stream, when they begin to load a layer, for the layer after it. By then
+// all blocks have read what lies there, because this block has awaited rows of two layers that came
+// of it. And nobody asks for the layer after this one before all such blocks have published rows of
+// this one, which their computing warps do after their copying warp's fence. Rows for the head are
+// asked for by blocks that may take no part in layers, so they have places of their own, by steps.
+// The host empties all places before a launch.
 #pragma once
 
 #include "persistent/launch.cuh"
@@ -52,8 +52,8 @@ __device__ __forceinline__ void publish_bare(const Block &block, uint4 *rows, u3
 }
 
 // ---- awaiting ----------------------------------------------------------------------------------
-// A lane's chunks of a warp's N units of its token's row, of which WIDTH columns are sent; all others
-// are zero. A lane without a token has another's.
+// A lane's chunks of a warp's N units of its token's row, of which WIDTH columns are sent; all
+// others are zero. A lane without a token has another's.
 template <int N, int WIDTH, int STRIDE> struct BareRow {
     uint4 chunks[N];
     static __device__ __forceinline__ bool pair_is_there(u32 &pair, u32 column) {
@@ -135,8 +135,8 @@ __device__ __forceinline__ void empty_share(uint4 *rows, u32 n_chunks, const Til
     const u32 each = (n_chunks + TILES - 1) / TILES;
     for (u32 i = own.first * each + lane; i < min(own.end * each, n_chunks); i += 32) store_four_relaxed(rows + i, make_uint4(NOTHING, NOTHING, NOTHING, NOTHING));
 }
-// Before the copying warp loads a layer: the next layer's place, and with the last layer that of the
-// next head. False where the block has left.
+// Before the copying warp loads a layer: the next layer's place, and with the last layer that of
+// the next head. False where the block has left.
 __device__ __forceinline__ bool empty_rows(const BlockShared &shared, const Launch &launch, u32 step, u32 of_step, int lane) {
     const TileRange own = shared.own.hidden;
     const BarePlaces places(launch, step, of_step);
