@@ -6,9 +6,9 @@
 # Sections: the test programs forms, experts, persistent, parity, sampling, reports, drafts,
 # answers, host_experts, copies, two_devices; `small`, the kernels of an older GPU compiled for
 # compute_80 with a small card's limits; `sanitizers`; `held_out`, the bundled model's questions in
-# bf16, int8 and int4; `timed`, tests that measure, and so have the GPU to themselves: take_over, and
-# the choice of the faster way; `ncu`, decoding under the profiler. All but ncu run unless others are
-# given.
+# bf16, int8 and int4; `timed`, tests that measure, and so have the GPU to themselves: take_over,
+# and the choice of the faster way; `ncu`, decoding under the profiler. All but ncu run unless others
+# are given.
 #
 # Programs wait for compilers most of the time, so $SIDE (4) of them run side by side, in the order
 # given. Sanitizers come when all of those are done, because a launch whose blocks wait for one

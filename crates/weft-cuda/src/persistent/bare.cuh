@@ -5,10 +5,10 @@
 // that lane 4g + c finds its operand in one load of 16 bytes. A pair of columns that nobody has
 // sent is NOTHING, two NaNs that no rounding gives.
 //
-// Whoever reads a pair must never see what an earlier layer left there. So rows have SLOTS places in
-// turn, and a place is emptied long before its next turn: by the copying warps of those blocks that
-// own rows of the residual stream, when they begin to load a layer, for the layer after it. By then
-// all blocks have read what lies there, because this block has awaited rows of two layers that came
+// Whoever reads a pair must never see what an earlier layer left there. So rows have SLOTS places
+// in turn, and a place is emptied long before its next turn: by the copying warps of those blocks
+// that own rows of the residual stream, when they begin to load a layer, for the layer after it. By
+// then all blocks have read what lies there, because this block has awaited rows of two layers that came
 // of it. And nobody asks for the layer after this one before all such blocks have published rows of
 // this one, which their computing warps do after their copying warp's fence. Rows for the head are
 // asked for by blocks that may take no part in layers, so they have places of their own, by steps.
