@@ -196,7 +196,7 @@ static_assert(OFFSET_OF(Mailbox, stop) == 0 && sizeof(Mailbox::stop) == 4, "Mail
 static_assert(OFFSET_OF(Mailbox, fault) == 4 && sizeof(Mailbox::fault) == 4, "Mailbox::fault");
 
 // The host's `Arguments`.
-static_assert(sizeof(Launch) == 464, "Launch");
+static_assert(sizeof(Launch) == 472, "Launch");
 static_assert(OFFSET_OF(Launch, step) == 0 && sizeof(Launch::step) == 64, "Launch::step");
 static_assert(OFFSET_OF(Launch, layers) == 64 && sizeof(Launch::layers) == 8, "Launch::layers");
 static_assert(OFFSET_OF(Launch, ops) == 72 && sizeof(Launch::ops) == 8, "Launch::ops");
@@ -214,17 +214,18 @@ static_assert(OFFSET_OF(Launch, cells) == 160 && sizeof(Launch::cells) == 8, "La
 static_assert(OFFSET_OF(Launch, candidates) == 168 && sizeof(Launch::candidates) == 8, "Launch::candidates");
 static_assert(OFFSET_OF(Launch, done) == 176 && sizeof(Launch::done) == 8, "Launch::done");
 static_assert(OFFSET_OF(Launch, chosen) == 184 && sizeof(Launch::chosen) == 8, "Launch::chosen");
-static_assert(OFFSET_OF(Launch, plain) == 192 && sizeof(Launch::plain) == 56, "Launch::plain");
-static_assert(OFFSET_OF(Launch, logits) == 248 && sizeof(Launch::logits) == 8, "Launch::logits");
-static_assert(OFFSET_OF(Launch, shares) == 256 && sizeof(Launch::shares) == 8, "Launch::shares");
-static_assert(OFFSET_OF(Launch, other_shares) == 264 && sizeof(Launch::other_shares) == 8, "Launch::other_shares");
-static_assert(OFFSET_OF(Launch, sampling) == 272 && sizeof(Launch::sampling) == 120, "Launch::sampling");
-static_assert(OFFSET_OF(Launch, given_up) == 392 && sizeof(Launch::given_up) == 8, "Launch::given_up");
-static_assert(OFFSET_OF(Launch, mailbox) == 400 && sizeof(Launch::mailbox) == 8, "Launch::mailbox");
-static_assert(OFFSET_OF(Launch, n_ops) == 408 && sizeof(Launch::n_ops) == 4, "Launch::n_ops");
-static_assert(OFFSET_OF(Launch, n_steps) == 412 && sizeof(Launch::n_steps) == 4, "Launch::n_steps");
-static_assert(OFFSET_OF(Launch, number) == 416 && sizeof(Launch::number) == 4, "Launch::number");
-static_assert(OFFSET_OF(Launch, withheld) == 420 && sizeof(Launch::withheld) == 4, "Launch::withheld");
-static_assert(OFFSET_OF(Launch, n_stages) == 424 && sizeof(Launch::n_stages) == 4, "Launch::n_stages");
-static_assert(OFFSET_OF(Launch, chooses) == 428 && sizeof(Launch::chooses) == 4, "Launch::chooses");
-static_assert(OFFSET_OF(Launch, experts) == 432 && sizeof(Launch::experts) == 32, "Launch::experts");
+static_assert(OFFSET_OF(Launch, bare) == 192 && sizeof(Launch::bare) == 8, "Launch::bare");
+static_assert(OFFSET_OF(Launch, plain) == 200 && sizeof(Launch::plain) == 56, "Launch::plain");
+static_assert(OFFSET_OF(Launch, logits) == 256 && sizeof(Launch::logits) == 8, "Launch::logits");
+static_assert(OFFSET_OF(Launch, shares) == 264 && sizeof(Launch::shares) == 8, "Launch::shares");
+static_assert(OFFSET_OF(Launch, other_shares) == 272 && sizeof(Launch::other_shares) == 8, "Launch::other_shares");
+static_assert(OFFSET_OF(Launch, sampling) == 280 && sizeof(Launch::sampling) == 120, "Launch::sampling");
+static_assert(OFFSET_OF(Launch, given_up) == 400 && sizeof(Launch::given_up) == 8, "Launch::given_up");
+static_assert(OFFSET_OF(Launch, mailbox) == 408 && sizeof(Launch::mailbox) == 8, "Launch::mailbox");
+static_assert(OFFSET_OF(Launch, n_ops) == 416 && sizeof(Launch::n_ops) == 4, "Launch::n_ops");
+static_assert(OFFSET_OF(Launch, n_steps) == 420 && sizeof(Launch::n_steps) == 4, "Launch::n_steps");
+static_assert(OFFSET_OF(Launch, number) == 424 && sizeof(Launch::number) == 4, "Launch::number");
+static_assert(OFFSET_OF(Launch, withheld) == 428 && sizeof(Launch::withheld) == 4, "Launch::withheld");
+static_assert(OFFSET_OF(Launch, n_stages) == 432 && sizeof(Launch::n_stages) == 4, "Launch::n_stages");
+static_assert(OFFSET_OF(Launch, chooses) == 436 && sizeof(Launch::chooses) == 4, "Launch::chooses");
+static_assert(OFFSET_OF(Launch, experts) == 440 && sizeof(Launch::experts) == 32, "Launch::experts");
