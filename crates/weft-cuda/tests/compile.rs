@@ -183,6 +183,8 @@ fn every_kernel_compiles(arch: &str) {
         };
         for kernel in &plans {
             let bytes = bytes_of(kernel);
+            // Eight tokens of one section are two queries of a lane.
+            let most = if kernel.starts_with("decode_eight") { 3 * most } else { most };
             assert!(bytes <= most, "{arch}: {kernel} spills {bytes} bytes");
         }
     })]);

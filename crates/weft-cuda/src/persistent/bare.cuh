@@ -64,30 +64,17 @@ template <int N, int WIDTH, int STRIDE> struct BareRow {
     // From a unit of the row on; `last` is the last that there is.
     __device__ __forceinline__ void await(const uint4 *rows, u32 n_tokens, u32 first, u32 last, int lane, Watch &watch) {
         const u32 token = min((u32)lane / 4, n_tokens - 1), c = lane % 4;
-#ifdef BARE_ONCE
-        u32 missing = (1u << N) - 1;
-#endif
         watch.until([&] {
             bool all = true;
 #pragma unroll
-            for (int i = 0; i < N; ++i) {
-                const u32 unit = min(first + i, last);
-#ifdef BARE_ONCE
-                if (missing >> i & 1)
-#endif
-                chunks[i] = load_four_relaxed(rows + (unit * n_tokens + token) * 4 + c);
-            }
+            for (int i = 0; i < N; ++i) chunks[i] = load_four_relaxed(rows + (min(first + i, last) * n_tokens + token) * 4 + c);
 #pragma unroll
             for (int i = 0; i < N; ++i) {
                 const u32 column = min(first + i, last) * 32 + c * 8;
-                bool there = pair_is_there(chunks[i].x, column);
-                there &= pair_is_there(chunks[i].y, column + 2);
-                there &= pair_is_there(chunks[i].z, column + 4);
-                there &= pair_is_there(chunks[i].w, column + 6);
-#ifdef BARE_ONCE
-                if (there) missing &= ~(1u << i);
-#endif
-                all &= there;
+                all &= pair_is_there(chunks[i].x, column);
+                all &= pair_is_there(chunks[i].y, column + 2);
+                all &= pair_is_there(chunks[i].z, column + 4);
+                all &= pair_is_there(chunks[i].w, column + 6);
             }
             return all;
         });
@@ -98,34 +85,32 @@ template <int N, int WIDTH, int STRIDE> struct BareRow {
 // The input of `proj_add` and `down_add`. Plain tiles take it from registers, coded ones from the
 // warp's stage.
 template <int UNITS, int WIDTH, int STRIDE> struct BareInput {
-    static constexpr bool IN_REGISTERS = true;
+    static constexpr bool IS_BARE = true;
     Block &block;
     const uint4 *rows;
-    u32 units_at_once;
     BareRow<UNITS, WIDTH, STRIDE> row;
-    u32 first = 0;
-    __device__ __forceinline__ BareInput(Block &block, const uint4 *rows, u32 units_at_once) : block(block), rows(rows), units_at_once(units_at_once) {}
-    __device__ __forceinline__ void begin(u32 portion) {
-        if (portion == 0) row.await(rows, block.n_tokens, block.warp * UNITS, block.warp * UNITS + UNITS - 1, block.lane, block.watch);
-    }
-    __device__ __forceinline__ uint4 unit(u32 portion, int u) const { return row.chunks[portion * PORTION_UNITS + u]; }
+    u32 first = 0; // unit of those that are in the stage
+    __device__ __forceinline__ BareInput(Block &block, const uint4 *rows) : block(block), rows(rows) {}
+    __device__ __forceinline__ void begin() { row.await(rows, block.n_tokens, block.warp * UNITS, block.warp * UNITS + UNITS - 1, block.lane, block.watch); }
+    __device__ __forceinline__ uint4 unit(int i) const { return row.chunks[i]; }
     __device__ __forceinline__ void next() const {}
     __device__ __forceinline__ bool holds_coded() const { return true; }
     __device__ __forceinline__ void ready(u32 u, u32 n) {
-        if (u > 0 && u + n <= first + units_at_once) return;
+        constexpr u32 AT_ONCE = x_units(BARE_TOKENS) / BARE_TOKENS;
+        if (u > 0 && u + n <= first + AT_ONCE) return;
         first = u;
         __syncwarp();
-        const u32 end = min(u + units_at_once, (u32)UNITS);
+        const u32 end = min(u + AT_ONCE, (u32)UNITS);
         for (u32 at = u; at < end; at += 4) {
             BareRow<4, WIDTH, STRIDE> some;
             some.await(rows, block.n_tokens, block.warp * UNITS + at, block.warp * UNITS + UNITS - 1, block.lane, block.watch);
 #pragma unroll
             for (int i = 0; i < 4; ++i)
-                if (at + i < end && block.lane / 4 < block.n_tokens) block.x[(at - u + i) * block.n_tokens * 4 + block.lane] = some.chunks[i];
+                if (at + i < end) block.x[(at - u + i) * UNIT + block.lane] = some.chunks[i];
         }
         __syncwarp();
     }
-    __device__ __forceinline__ const uint4 *from(u32 u) const { return StagedUnits{block.x, block.n_tokens, block.lane}.from(u - first); }
+    __device__ __forceinline__ const uint4 *from(u32 u) const { return block.x + (u - first) * UNIT + block.lane; }
 };
 
 // ---- emptying ----------------------------------------------------------------------------------
@@ -144,7 +129,7 @@ __device__ __forceinline__ bool empty_rows(const BlockShared &shared, const Laun
     const bool layer_is_used = layer + 1 >= SLOTS, head_is_used = of_step + 1 == LAYERS && step > 0;
     if (own.first == own.end || !layer_is_used && !head_is_used) return true;
     if (layer_is_used) {
-        for (; shared.ring.added + 1 < layer; look_again())
+        for (; shared.n_added + 1 < layer; look_again())
             if (shared.ring.left) return false;
         empty_share(places.slot(layer + 1), BARE_SLOT, own, lane);
     }

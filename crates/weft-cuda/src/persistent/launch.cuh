@@ -60,7 +60,6 @@ struct Launch {
     u64 *candidates;              // words: [2 steps][8][N_BLOCKS][2]: the best score of a block's, its row
     u64 *done;                    // words: [N_BLOCKS]: what a block wrote up to a head is there
     u64 *chosen;                  // words: [8]: the next token
-    uint4 *bare;                  // rows of eight tokens (bare.cuh)
     PlainBuffers plain;
     float *logits;
     float *shares, *other_shares; // in turn: one step's are published while the next one's are added up
@@ -73,6 +72,7 @@ struct Launch {
     u32 n_stages;                 // of the ring
     Chooses chooses;
     ExpertAddresses experts;
+    uint4 *bare;                  // rows of eight tokens (bare.cuh)
 
     // Where a step's shares of attention are added up.
     __device__ __forceinline__ float *shares_of(u32 step) const { return step % 2 == 0 ? shares : other_shares; }
@@ -117,6 +117,7 @@ struct BlockShared {
     Distinct used;                            // the experts of the layer that runs
     const u8 *routers[LAYERS];
 #endif
+    volatile u32 n_added;                     // `down_add` that are done, where rows have no numbers
 
     __device__ __forceinline__ OpKind kind(u32 op) const { return (OpKind)(ops[op] & 0xff); }
 };
@@ -148,10 +149,9 @@ struct Block {
     }
     // Whether the launch ends with it.
     __device__ __forceinline__ bool is_last() const { return op + 1 == launch.n_ops; }
-    // Whether there are registers for a product's weights: those of a narrow model.
-    __device__ __forceinline__ bool holds_weights() const { return __CUDA_ARCH__ >= 900 && HIDDEN_UNITS <= TWO_BLOCKS_UNITS; }
-    // Whether rows are handed on without numbers (bare.cuh).
-    __device__ __forceinline__ bool is_bare() const { return BARE_BYTES > 0 && holds_weights() && n_tokens == BARE_TOKENS; }
+    // Whether there are registers for a product's weights: those of a narrow model. There are never
+    // more than FEW tokens; but where the compiler knows the answer from the start, it spills more.
+    __device__ __forceinline__ bool holds_weights() const { return __CUDA_ARCH__ >= 900 && n_tokens <= FEW && HIDDEN_UNITS <= TWO_BLOCKS_UNITS; }
     __device__ __forceinline__ u32 thread() const { return warp * 32 + lane; }
     // The number of results made `before` ops ago.
     __device__ __forceinline__ u32 number_before(u32 before) const {

@@ -112,7 +112,6 @@ struct Arguments {
     candidates: Address,
     done: Address,
     chosen: Address,
-    bare: Address,
     plain: PlainBuffers,
     logits: Address,
     shares: Address,
@@ -127,6 +126,7 @@ struct Arguments {
     n_stages: u32,
     chooses: u32,
     experts: ExpertAddresses,
+    bare: Address,
 }
 
 // SAFETY: `repr(C)`, with the fields of the kernels' `Launch`.
@@ -143,9 +143,9 @@ pub(crate) fn layouts() -> [Layout; 5] {
         layout!(Mailbox as "Mailbox" { stop, fault }),
         layout!(Arguments as "Launch" {
             step, layers, ops, embedding, head, final_norm, rope, x, qkv, a, h, part_sums,
-            part_weights, cells, candidates, done, chosen, bare, plain, logits, shares,
-            other_shares, sampling, given_up, mailbox, n_ops, n_steps, number, withheld, n_stages, chooses,
-            experts,
+            part_weights, cells, candidates, done, chosen, plain, logits, shares, other_shares,
+            sampling, given_up, mailbox, n_ops, n_steps, number, withheld, n_stages, chooses,
+            experts, bare,
         }),
     ]
 }
@@ -399,7 +399,6 @@ pub(crate) fn launch(device: &mut CudaDevice, run: Run) -> Result<(), CudaError>
         candidates,
         done,
         chosen,
-        bare: persistent.words.bare.address(),
         plain: PlainBuffers {
             x: buffers.x.address(),
             qkv: QkvStore {
@@ -429,6 +428,7 @@ pub(crate) fn launch(device: &mut CudaDevice, run: Run) -> Result<(), CudaError>
             routes: of_experts.map_or(Address::NULL, |experts| experts.routes_from(0)),
             h: of_experts.map_or(Address::NULL, |experts| experts.h.address()),
         },
+        bare: persistent.words.bare.address(),
     };
     let launch = Launch {
         grid: (persistent.n_blocks, 1),

@@ -12,7 +12,7 @@
 // pair of columns of every unit, of which there are HIDDEN_UNITS. The sums of squares are in the
 // order of `norm_scale`: columns 2p and 2p + 1 of chunk c of every unit, then over p, then over c.
 struct NormInput {
-    static constexpr bool IN_REGISTERS = false;
+    static constexpr bool IS_BARE = false;
     Block &block;
     OpKind kind;
     u32 n_rows;
@@ -153,7 +153,7 @@ struct NormInput {
 // from the hop to the product; for coded tiles in the warp's stage. Sums of squares have the same
 // order.
 struct BareNormInput {
-    static constexpr bool IN_REGISTERS = true;
+    static constexpr bool IS_BARE = true;
     Block &block;
     OpKind kind;
     BareRow<HIDDEN_UNITS, HIDDEN, HIDDEN_STRIDE> row;
@@ -163,7 +163,7 @@ struct BareNormInput {
         // A lane's weights wait in the warp's stage: registers are for those of the product.
         const uint4 *chunks = (const uint4 *)block.stages.wait(0) + block.warp * HIDDEN_UNITS * 4 + block.lane % 4;
 #pragma unroll
-        for (int i = 0; i < HIDDEN_UNITS; ++i) block.x[i * 32 + block.lane] = chunks[i * 4];
+        for (int i = 0; i < HIDDEN_UNITS; ++i) block.x[i * UNIT + block.lane] = chunks[i * 4];
         block.stages.release(1, block.lane);
     }
     __device__ __forceinline__ u32 token() const { return min((u32)block.lane / 4, block.n_tokens - 1); }
@@ -203,13 +203,13 @@ struct BareNormInput {
         for (int w = 0; w < WARPS; ++w) total += block.shared.squares[token()][w];
         const float scale = 1.0f / sqrtf(total / (float)HIDDEN + NORM_EPS);
 #pragma unroll
-        for (int i = 0; i < HIDDEN_UNITS; ++i) row.chunks[i] = normalise(row.chunks[i], block.x[i * 32 + block.lane], scale);
+        for (int i = 0; i < HIDDEN_UNITS; ++i) row.chunks[i] = normalise(row.chunks[i], block.x[i * UNIT + block.lane], scale);
         awaited = true;
     }
-    __device__ __forceinline__ void begin(u32) {
+    __device__ __forceinline__ void begin() {
         if (!awaited) await_rows();
     }
-    __device__ __forceinline__ uint4 unit(u32, int u) const { return row.chunks[u]; }
+    __device__ __forceinline__ uint4 unit(int i) const { return row.chunks[i]; }
     __device__ __forceinline__ void next() const {}
     __device__ __forceinline__ bool holds_coded() const { return true; }
     __device__ __forceinline__ void ready(u32, u32) {
@@ -217,11 +217,11 @@ struct BareNormInput {
         await_rows();
 #pragma unroll
         for (int i = 0; i < HIDDEN_UNITS; ++i)
-            if (block.lane / 4 < block.n_tokens) block.x[i * block.n_tokens * 4 + block.lane] = row.chunks[i];
+            block.x[i * UNIT + block.lane] = row.chunks[i];
         __syncwarp();
         staged = true;
     }
-    __device__ __forceinline__ const uint4 *from(u32 u) const { return StagedUnits{block.x, block.n_tokens, block.lane}.from(u); }
+    __device__ __forceinline__ const uint4 *from(u32 u) const { return block.x + u * UNIT + block.lane; }
 };
 static_assert(BARE_BYTES == 0 || x_units(8) >= HIDDEN_UNITS * 8, "every lane has room for its weights");
 static_assert(BARE_BYTES == 0 || HIDDEN_UNITS <= PORTION_UNITS, "a row of a warp is a portion");

@@ -160,19 +160,13 @@ __device__ __forceinline__ void leave_pairs(WarpSums &sums, u32 flip, u32 n_toke
 // rule, and reading them takes longer than the products. Two tiles take the rows of a product,
 // tokens its columns (matvec.cuh).
 constexpr int MOST_HELD = 12; // pairs of units
-#ifndef BARE_LATE
-#define BARE_LATE 3
-#endif
 template <int N, int UNITS, int CHAINS, class Input>
-__device__ __forceinline__ void sum_held_tiles(Stages &stages, WarpSums &sums, u32 flip, u32 n_tokens, int warp, int lane, Input &input) {
+__device__ __forceinline__ void sum_held_tiles(Stages &stages, WarpSums &sums, u32 flip, u32 n_tokens, int warp, int lane, const Input &input) {
     constexpr int PAIRS = (N + 1) / 2, PORTIONS = (UNITS + PORTION_UNITS - 1) / PORTION_UNITS, FIT = MOST_HELD / (PAIRS * PORTION_UNITS);
     constexpr int HELD = FIT < 1 ? 1 : FIT < PORTIONS ? FIT : PORTIONS; // portions
-    // Pairs that are read only when the input is there, where that takes registers too.
-    constexpr int LATE = Input::IN_REGISTERS && PAIRS * PORTION_UNITS > MOST_HELD - BARE_LATE ? PAIRS * PORTION_UNITS - (MOST_HELD - BARE_LATE) : 0;
-    static_assert(LATE == 0 || PORTIONS == 1, "a row is a portion");
     const u32 zero = unknown_zero();
     float sum[CHAINS][PAIRS][4] = {};
-#pragma unroll(CHAINS > 1 || Input::IN_REGISTERS ? PORTIONS : 1)
+#pragma unroll(CHAINS > 1 ? PORTIONS : 1)
     for (int first = 0; first < PORTIONS; first += HELD) {
         const int n_portions = HELD == PORTIONS ? PORTIONS : min(HELD, PORTIONS - first);
         Interleaved held[HELD][PORTION_UNITS][PAIRS];
@@ -182,23 +176,15 @@ __device__ __forceinline__ void sum_held_tiles(Stages &stages, WarpSums &sums, u
             if (portion >= n_portions) break;
             const PortionUnits<N, UNITS> units(stages, portion * N, first + portion, warp, lane);
 #pragma unroll
-            for (int i = 0; i < PAIRS * PORTION_UNITS - LATE; ++i)
+            for (int i = 0; i < PAIRS * PORTION_UNITS; ++i)
                 held[portion][i % PORTION_UNITS][i / PORTION_UNITS] =
-                    Interleaved(units(i / PORTION_UNITS * 2, i % PORTION_UNITS), units(i / PORTION_UNITS * 2 + 1, i % PORTION_UNITS), zero);
-        }
-        if (LATE > 0) {
-            input.begin(0);
-            const PortionUnits<N, UNITS> units(stages, 0, 0, warp, lane);
-#pragma unroll
-            for (int i = PAIRS * PORTION_UNITS - LATE; i < PAIRS * PORTION_UNITS; ++i)
-                held[0][i % PORTION_UNITS][i / PORTION_UNITS] =
                     Interleaved(units(i / PORTION_UNITS * 2, i % PORTION_UNITS), units(i / PORTION_UNITS * 2 + 1, i % PORTION_UNITS), zero);
         }
         stages.release(n_portions * N, lane);
 #pragma unroll
         for (int portion = 0; portion < HELD; ++portion) {
             if (portion >= n_portions) break;
-            if (LATE == 0) input.begin(first + portion);
+            input.begin(first + portion);
 #pragma unroll
             for (int u = 0; u < PORTION_UNITS; ++u) {
                 if (UNITS % PORTION_UNITS != 0 && (first + portion) * PORTION_UNITS + u >= UNITS) break;
@@ -253,34 +239,47 @@ __device__ __forceinline__ void sum_tiles(Stages &stages, WarpSums &sums, u32 fl
         }
 }
 
-// Those of a single tile whose input comes in registers: tokens are the rows of a product, because
-// a tile without another takes half as many registers as its columns.
-template <int UNITS, int CHAINS, class Input>
-__device__ __forceinline__ void sum_single_tile(Stages &stages, WarpSums &sums, u32 flip, u32 n_tokens, int warp, int lane, Input &input) {
-    constexpr int PORTIONS = (UNITS + PORTION_UNITS - 1) / PORTION_UNITS;
+// The same where a warp's whole input comes in registers (bare.cuh). A tile without another has
+// tokens as the rows of its products: as columns it would take twice the registers.
+template <int N, int UNITS, int CHAINS, class Input>
+__device__ __forceinline__ void sum_bare_tiles(Stages &stages, WarpSums &sums, u32 flip, u32 n_tokens, int warp, int lane, Input &input) {
+    constexpr int PAIRS = (N + 1) / 2, PORTIONS = (UNITS + PORTION_UNITS - 1) / PORTION_UNITS, HELD = PORTIONS * PORTION_UNITS;
     const u32 zero = unknown_zero();
-    float sum[CHAINS][4] = {};
-    uint4 held[PORTIONS * PORTION_UNITS];
-    stages.wait_for_all(PORTIONS, lane);
+    float sum[CHAINS][PAIRS][4] = {};
+    const auto unit_of = [&](int tile, int i) INLINED {
+        return PortionUnits<N, UNITS>(stages, i / PORTION_UNITS * N, i / PORTION_UNITS, warp, lane)(tile, i % PORTION_UNITS);
+    };
+    const auto chain = [&](int i) INLINED { return CHAINS == 1 ? 0 : i / chain_units(UNITS, CHAINS); };
+    stages.wait_for_all(PORTIONS * N, lane);
+    if constexpr (N == 1) {
+        uint4 held[HELD];
 #pragma unroll
-    for (int i = 0; i < PORTIONS * PORTION_UNITS; ++i) held[i] = PortionUnits<1, UNITS>(stages, i / PORTION_UNITS, i / PORTION_UNITS, warp, lane)(0, i % PORTION_UNITS);
-    stages.release(PORTIONS, lane);
-    input.begin(0);
+        for (int i = 0; i < HELD; ++i) held[i] = unit_of(0, i);
+        stages.release(PORTIONS, lane);
+        input.begin();
 #pragma unroll
-    for (int i = 0; i < UNITS; ++i) {
-        const Interleaved x(input.unit(i / PORTION_UNITS, i % PORTION_UNITS), make_uint4(0, 0, 0, 0), zero);
-        mma32(sum[CHAINS == 1 ? 0 : i / chain_units(UNITS, CHAINS)], x, held[i]);
+        for (int i = 0; i < UNITS; ++i) mma32(sum[chain(i)][0], Interleaved(input.unit(i), make_uint4(0, 0, 0, 0), zero), held[i]);
+        if (lane / 4 < n_tokens)
+#pragma unroll
+            for (int i = 0; i < CHAINS; ++i) *(float2 *)&sums.of[flip][i][warp][lane * 2] = make_float2(sum[i][0][0], sum[i][0][1]);
+    } else {
+        Interleaved held[HELD][PAIRS];
+#pragma unroll
+        for (int i = 0; i < HELD * PAIRS; ++i) held[i % HELD][i / HELD] = Interleaved(unit_of(i / HELD * 2, i % HELD), unit_of(i / HELD * 2 + 1, i % HELD), zero);
+        stages.release(PORTIONS * N, lane);
+        input.begin();
+#pragma unroll
+        for (int i = 0; i < UNITS; ++i)
+#pragma unroll
+            for (int pair = 0; pair < PAIRS; ++pair) mma32(sum[chain(i)][pair], held[i][pair], input.unit(i));
+        leave_pairs<N, CHAINS>(sums, flip, n_tokens, warp, lane, [&](int tile, int chain, int e) INLINED { return sum[chain][tile / 2][tile % 2 * 2 + e]; });
     }
-    if (lane / 4 < n_tokens)
-#pragma unroll
-        for (int i = 0; i < CHAINS; ++i) *(float2 *)&sums.of[flip][i][warp][lane * 2] = make_float2(sum[i][0], sum[i][1]);
 }
 
 // Those of N plain tiles.
 template <class W, int N, int UNITS, int CHAINS, class Input>
 __device__ __forceinline__ void sum_plain_tiles(Stages &stages, WarpSums &sums, u32 flip, u32 n_tokens, int warp, int lane, Input &input) {
-    if constexpr (Input::IN_REGISTERS && N == 1) sum_single_tile<UNITS, CHAINS>(stages, sums, flip, n_tokens, warp, lane, input);
-    else if constexpr (Input::IN_REGISTERS) sum_held_tiles<N, UNITS, CHAINS>(stages, sums, flip, n_tokens, warp, lane, input);
+    if constexpr (Input::IS_BARE) return sum_bare_tiles<N, UNITS, CHAINS>(stages, sums, flip, n_tokens, warp, lane, input);
     else if (input.holds()) sum_held_tiles<N, UNITS, CHAINS>(stages, sums, flip, n_tokens, warp, lane, input);
     else sum_tiles<N, UNITS, CHAINS>(stages, sums, flip, n_tokens, warp, lane, input);
 }

@@ -47,7 +47,6 @@ struct LongRing {
     u32 n_stages;
     volatile u32 left;     // the computing warps are done, whatever is still in the ring
     volatile u32 attended; // how many `attend` have stored their rows
-    volatile u32 added;    // how many `down_add` are done, where rows have no numbers
 #if HAS_EXPERTS
     volatile u32 routed;   // how many sparse layers' experts this block has chosen
 #endif
