@@ -39,8 +39,8 @@ pub(crate) struct Words {
     /// x, qkv, a, h, sums and weights of parts, cells, candidates for the next token, who is done,
     /// the next token, logits of routers.
     memories: [Memory; 11],
-    /// Rows without numbers.
-    pub(crate) bare: Memory,
+    /// Rows without numbers, of models that have them.
+    bare: Option<Memory>,
     /// Shares of attention of every second step; those of the others are where a graph leaves them.
     pub(crate) other_shares: Memory,
     pub(crate) most_partials: usize,
@@ -73,7 +73,7 @@ impl Words {
             [cells?, candidates?, done?, chosen?, logits?];
         Ok(Self {
             memories: [x, qkv, a, h, sums, weights, cells, candidates, done, chosen, logits],
-            bare: memory(bare_bytes(config).max(1))?,
+            bare: Some(bare_bytes(config)).filter(|bytes| *bytes > 0).map(memory).transpose()?,
             other_shares: memory(most_cells(limits) * config.heads * 4)?,
             most_partials: most_partials(limits),
             most_cells: most_cells(limits),
@@ -106,7 +106,7 @@ impl Words {
     /// Bytes that the words take on the GPU.
     pub(crate) fn bytes(config: &Config, dim: usize, limits: &Limits, n_blocks: usize) -> usize {
         let words: usize = Self::counts(config, dim, limits, n_blocks).iter().sum();
-        words * WORD_BYTES + most_cells(limits) * config.heads * 4 + bare_bytes(config).max(1)
+        words * WORD_BYTES + most_cells(limits) * config.heads * 4 + bare_bytes(config)
     }
 
     pub(crate) fn addresses(&self) -> [Address; 11] {
@@ -115,7 +115,12 @@ impl Words {
 
     /// Takes everything out of the rows without numbers, in the stream.
     pub(crate) fn empty_bare(&self, gpu: &Gpu) -> Result<(), CudaError> {
-        gpu.fill(&self.bare, 0..self.bare.bytes, NOTHING)
+        self.bare.iter().try_for_each(|bare| gpu.fill(bare, 0..bare.bytes, NOTHING))
+    }
+
+    /// Where they lie.
+    pub(crate) fn bare(&self) -> Address {
+        self.bare.as_ref().map_or(Address::NULL, Memory::address)
     }
 
     /// Clears all words, in the stream.

@@ -428,7 +428,7 @@ pub(crate) fn launch(device: &mut CudaDevice, run: Run) -> Result<(), CudaError>
             routes: of_experts.map_or(Address::NULL, |experts| experts.routes_from(0)),
             h: of_experts.map_or(Address::NULL, |experts| experts.h.address()),
         },
-        bare: persistent.words.bare.address(),
+        bare: persistent.words.bare(),
     };
     let launch = Launch {
         grid: (persistent.n_blocks, 1),
