@@ -3,11 +3,16 @@
 #
 #     ./gpu_suite.sh OUT [SECTION ...]
 #
-# Sections, in this order unless others are given: the test programs forms, persistent, parity,
-# experts, host_experts, reports, sampling, drafts, answers, take_over, two_devices, copies; `small`,
-# the kernels of an older GPU
-# compiled for compute_80 with a small card's limits; `sanitizers`; `held_out`, the bundled model's
-# questions in bf16, int8 and int4; `ncu`, decoding under the profiler.
+# Sections: the test programs forms, experts, persistent, parity, sampling, reports, drafts,
+# answers, host_experts, copies, two_devices; `small`, the kernels of an older GPU compiled for
+# compute_80 with a small card's limits; `sanitizers`; `held_out`, the bundled model's questions in
+# bf16, int8 and int4; `timed`, tests that measure, and so have the GPU to themselves: take_over,
+# and the choice of the faster way; `ncu`, decoding under the profiler. All but ncu run unless others
+# are given.
+#
+# Programs wait for compilers most of the time, so $SIDE (4) of them run side by side, in the order
+# given. Sanitizers come when all of those are done, because a launch whose blocks wait for one
+# another has little patience; then what measures.
 #
 # OUT/tests.txt is a run file: what every program said, its time and its status. Nothing ends at the
 # first failure. Each program has a limit of its own, and none begins after $SECONDS_IN_ALL (530).
@@ -19,10 +24,10 @@ shift
 cd "$here"
 sections=("$@")
 if [[ ${#sections[@]} -eq 0 ]]; then
-    sections=(forms persistent parity experts host_experts reports sampling drafts answers take_over
-        two_devices copies small sanitizers held_out ncu)
+    sections=(forms experts persistent parity sampling reports drafts answers host_experts copies two_devices
+        small sanitizers held_out timed)
 fi
-in_all="${SECONDS_IN_ALL:-530}"
+in_all="${SECONDS_IN_ALL:-530}" side="${SIDE:-4}"
 export WEFT_REQUIRE_GPU=1
 export WEFT_TEST_TREE="${WEFT_TEST_TREE:-$here}"
 export WEFT_KERNEL_CACHE="${WEFT_KERNEL_CACHE:-/tmp/weft-kernels-$UID}"
@@ -65,7 +70,7 @@ said() {
     printf '\n== %s\n%s\n%s\n' "$name" "$lines" "$how, $took s, $n_kernels kernels in the cache" >>"$report"
     { echo "==== $name ($how, $took s)"; tail -c 400000 "$from"; } >"$from.log"
     cat "$from.log" >>"$log"
-    echo "$name: $how, $took s: $(grep -aE '^test result|SUMMARY|right$' "$from" | tail -n 1)"
+    echo "$SECONDS s: $name: $how, $took s: $(grep -aE '^test result|SUMMARY|right$' "$from" | tail -n 1)"
     rm -f "$from" "$from.log"
 }
 
@@ -86,30 +91,37 @@ timed() {
     said "$name" "$from" "$status" $((SECONDS - start))
 }
 
+# beside LIMIT NAME COMMAND...: the same beside others, when there is room.
+beside() {
+    while [[ $(jobs -rp | wc -l) -ge $side ]]; do wait -n; done
+    timed "$@" &
+}
+
 # The kernels of an older GPU. The driver translates them when they are loaded; the test of random
-# shapes has the most, so it comes last.
+# shapes has the most.
 small() {
-    export WEFT_TEST_GPU=small
-    timed 70 "small: parity" ./parity --skip every_op_matches --skip warpgroups_do_not_show
-    timed 60 "small: forms" ./forms match
-    timed 60 "small: parity, random shapes" ./parity every_op_matches
-    unset WEFT_TEST_GPU
+    local small=(env WEFT_TEST_GPU=small)
+    beside 200 "small: forms" "${small[@]}" ./forms match
+    beside 200 "small: parity, random shapes" "${small[@]}" ./parity every_op_matches
+    beside 200 "small: parity" "${small[@]}" ./parity --skip every_op_matches --skip warpgroups_do_not_show
 }
 
 # The four tools side by side: first on the persistent kernel, which waits for itself and has little
 # patience; then on products and attention of prompts by warpgroups, pages laid out, coded products,
-# and tokens chosen with masks and reported. racecheck reports words that the persistent kernel's
-# copying warp polls, and stages that one lane gives back for its warp: those are meant. synccheck
-# reports warps of `attend_units` that give a raw page back and do not wait for the others: the first
-# warp waits before it asks for the next page, and the rest wait for that page.
+# tokens chosen with masks and reported, and copies beside steps. racecheck reports words that the
+# persistent kernel's copying warp polls, and stages that one lane gives back for its warp: those are
+# meant. synccheck reports warps of `attend_units` that give a raw page back and do not wait for the
+# others: the first warp waits before it asks for the next page, and the rest wait for that page.
 sanitizers() {
     command -v compute-sanitizer >/dev/null || { echo "sanitizers: no compute-sanitizer"; return; }
+    wait
     checked persistent a_few_tokens_of_a_small_model
+    checked experts a_few_tokens_of_small_experts
     wait
     checked parity blocks_of_any_size_give_the_same_bits
+    checked copies who_uses_a_page_next_comes_after_the_copy
     checked reports choices_are_the_sampler_s_of_101
     checked forms mixes_by_warpgroups_match_the_reference
-    wait
 }
 
 # checked PROGRAM TEST: begins one test under every tool.
@@ -126,12 +138,16 @@ held_out() {
     for form in bf16 int8 int4; do
         words="--device cuda"
         [[ $form != bf16 ]] && words+=" --quantize $form"
-        timed 60 "held out: $form" python3 tools/answer_held_out.py --weft "$here/weft" --serve "$words" \
-            --machine "$(machine)" --commit "$commit" --save "$out/answers-$form.json"
+        timed 100 "held out: $form" python3 tools/answer_held_out.py --weft "$here/weft" --serve "$words" \
+            --machine "$(machine)" --commit "$commit" --save "$out/answers-$form.json" &
     done
-    for form in bf16 int8 int4; do
-        [[ -f "$out/answers-$form.json" ]] || echo "held out: $form left no file" | tee -a "$report"
-    done
+}
+
+# What measures: which way is faster.
+alone() {
+    wait
+    timed 60 take_over ./take_over
+    timed 60 "persistent: the faster way" ./persistent the_faster_way
 }
 
 # A launch of a few tokens, which is not repeated: the metrics fit into one pass. Its clocks are
@@ -143,6 +159,7 @@ ncu_metrics+=,smsp__issue_active.avg.pct_of_peak_sustained_active
 ncu_metrics+=,group:smsp__pcsamp_warp_stall_reasons
 decode_under_ncu() {
     command -v ncu >/dev/null || { echo "ncu: not installed"; return; }
+    wait
     local shape form words
     for shape in qwen3-0.6b qwen3-8b; do
         for form in bf16 int4; do
@@ -158,21 +175,13 @@ decode_under_ncu() {
 
 for section in "${sections[@]}"; do
     case "$section" in
-    forms) timed 200 forms ./forms ;;
-    persistent) timed 110 persistent ./persistent ;;
-    parity) timed 100 parity ./parity ;;
-    experts) timed 130 experts ./experts ;;
-    reports | sampling) timed 70 "$section" "./$section" ;;
-    small | held_out) "$section" ;;
-    # Beside what comes next: neither measures anything.
-    sanitizers) sanitizers & ;;
-    ncu)
-        wait
-        decode_under_ncu
-        ;;
+    persistent) beside 250 persistent ./persistent --skip the_faster_way ;;
+    small | sanitizers | held_out) "$section" ;;
+    timed) alone ;;
+    ncu) decode_under_ncu ;;
     *)
         if [[ -x "./$section" ]]; then
-            timed 60 "$section" "./$section"
+            beside 250 "$section" "./$section"
         else
             echo "there is no section and no test program $section" | tee -a "$report"
         fi
@@ -181,6 +190,10 @@ for section in "${sections[@]}"; do
 done
 
 wait
+for form in bf16 int8 int4; do
+    [[ " ${sections[*]} " != *" held_out "* || -f "$out/answers-$form.json" ]] ||
+        echo "held out: $form left no file" | tee -a "$report"
+done
 summary="$(grep -acE '^rc 0' "$report") programs passed, \
 $(grep -acE '^rc [1-9]|^OUT OF TIME' "$report") failed or ran out of time, \
 $(grep -ac '^did not begin' "$report") did not begin; $SECONDS s in all"

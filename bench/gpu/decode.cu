@@ -172,7 +172,7 @@ static Launch launch_for(const Lists &lists, const std::vector<LayerAddresses> &
     launch.a = zeros<u64>(8 * Q_STRIDE / 2), launch.h = zeros<u64>(8 * INTER_STRIDE / 2);
     launch.part_sums = zeros<u64>((size_t)MOST_PARTS * HEADS * DIM), launch.part_weights = zeros<u64>(MOST_PARTS * HEADS * 2);
     launch.cells = zeros<u64>(MOST_PARTS * HEADS * 2), launch.candidates = zeros<u64>(2 * 8 * N_BLOCKS * 2);
-    launch.done = zeros<u64>(N_BLOCKS), launch.chosen = zeros<u64>(8);
+    launch.done = zeros<u64>(N_BLOCKS), launch.chosen = zeros<u64>(8), launch.bare = zeros<uint4>(BARE_BYTES / 16);
     launch.plain = {zeros<u16>(8 * HIDDEN_STRIDE), {nullptr, zeros<u16>(8 * Q_WIDTH), zeros<u16>(8 * KV_WIDTH), zeros<u16>(8 * KV_WIDTH)}, zeros<u16>(8 * Q_STRIDE), zeros<u16>(8 * INTER_STRIDE)};
     launch.logits = zeros<float>((size_t)8 * VOCAB), launch.shares = zeros<float>(MOST_PARTS * HEADS), launch.other_shares = zeros<float>(MOST_PARTS * HEADS);
     std::vector<Draw> draws(8);
@@ -205,6 +205,7 @@ int main(int n_arguments, char **arguments) {
     for (int i = 0; i < LAUNCHES; ++i) {
         void *all[] = {&launch};
         checked(cudaEventRecord(begin));
+        if (BARE_BYTES > 0 && n_lanes >= BARE_TOKENS) checked(cudaMemsetAsync(launch.bare, 0xff, BARE_BYTES));
         checked(cudaLaunchCooperativeKernel((const void *)KERNEL, dim3(N_BLOCKS), dim3(RING_THREADS), all, dynamic_bytes, 0));
         checked(cudaEventRecord(end)), checked(cudaEventSynchronize(end));
         float ms;

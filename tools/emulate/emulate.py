@@ -66,17 +66,17 @@ PLAIN, MARKED, IN_SPANS = range(3)
 DRAFTED = 4
 # Lanes, tokens of a lane, rows before, steps, stages, layout.
 CASES = [(1, 1, 0, 2, 8, PLAIN), (1, 1, 600, 6, 10, PLAIN), (1, 1, 16800, 2, 10, PLAIN), (2, 1, 250, 8, 10, PLAIN), (4, 1, 60, 6, 10, PLAIN)]
-CASES += [(3, 1, 200, 8, 9, PLAIN), (8, 1, 5, 3, 16, PLAIN), (4, 2, 60, 1, 11, PLAIN), (3, 2, 250, 1, 8, PLAIN)]
-CASES += [(1, 1, 150, 6, 8, MARKED), (1, 1, 600, 6, 10, MARKED), (4, 1, 60, 6, 10, MARKED), (3, 2, 250, 1, 8, MARKED)]
-CASES += [(1, 1, 290, 6, 10, IN_SPANS), (2, 1, 900, 3, 10, IN_SPANS), (4, 2, 60, 1, 11, IN_SPANS)]
+CASES += [(4, 1, 200, 8, 9, PLAIN), (8, 1, 5, 6, 16, PLAIN), (4, 2, 60, 1, 11, PLAIN | DRAFTED), (8, 1, 250, 3, 8, PLAIN)]
+CASES += [(1, 1, 150, 6, 8, MARKED), (1, 1, 600, 6, 10, MARKED), (4, 1, 60, 6, 10, MARKED), (4, 2, 250, 1, 8, MARKED | DRAFTED)]
+CASES += [(1, 1, 290, 6, 10, IN_SPANS), (2, 1, 900, 3, 10, IN_SPANS), (4, 2, 60, 1, 11, IN_SPANS | DRAFTED)]
 # Drafts of one lane and beside others, in all kernels, over the end of a page and of a section.
 CASES += [(1, 2, 30, 1, 10, PLAIN | DRAFTED), (1, 4, 62, 1, 10, MARKED | DRAFTED), (2, 2, 253, 1, 8, IN_SPANS | DRAFTED)]
-CASES += [(1, 8, 250, 1, 11, MARKED | DRAFTED), (2, 3, 600, 1, 10, PLAIN | DRAFTED), (1, 4, 900, 1, 10, IN_SPANS | DRAFTED)]
-CODED_CASES = [(1, 1, 60, 2, 10, PLAIN), (2, 1, 60, 2, 10, PLAIN), (4, 1, 60, 2, 10, PLAIN), (3, 2, 60, 1, 8, PLAIN)]
+CASES += [(1, 8, 250, 1, 11, MARKED | DRAFTED), (2, 4, 600, 1, 10, PLAIN | DRAFTED), (1, 4, 900, 1, 10, IN_SPANS | DRAFTED)]
+CODED_CASES = [(1, 1, 60, 2, 10, PLAIN), (2, 1, 60, 2, 10, PLAIN), (4, 1, 60, 2, 10, PLAIN), (8, 1, 60, 3, 8, PLAIN)]
 ALONE_CASES = [(1, 1, 60, 1, 10, PLAIN)]
-SPARSE_CASES = [(1, 1, 60, 3, 10, PLAIN), (2, 1, 250, 3, 10, MARKED), (4, 1, 60, 2, 10, PLAIN), (3, 2, 60, 1, 8, PLAIN)]
+SPARSE_CASES = [(1, 1, 60, 3, 10, PLAIN), (2, 1, 250, 3, 10, MARKED), (4, 1, 60, 2, 10, PLAIN), (4, 2, 60, 1, 8, PLAIN | DRAFTED)]
 SPARSE_CASES += [(1, 1, 600, 2, 10, MARKED), (8, 1, 5, 2, 16, PLAIN), (1, 4, 62, 1, 10, MARKED | DRAFTED)]
-SPARE_CASES = [(2, 1, 250, 8, 10, PLAIN), (3, 1, 200, 8, 9, PLAIN), (8, 1, 5, 3, 16, PLAIN), (2, 1, 600, 6, 10, MARKED)]
+SPARE_CASES = [(2, 1, 250, 8, 10, PLAIN), (4, 1, 200, 8, 9, PLAIN), (8, 1, 5, 6, 16, PLAIN), (2, 1, 600, 6, 10, MARKED)]
 
 
 def kernels(folder, revision):

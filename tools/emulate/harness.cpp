@@ -310,9 +310,9 @@ static std::vector<EmulatedBlock> blocks(N_BLOCKS);
 static const Launch *launched;
 static void thread_main() {
     using Kernel = void (*)(const Launch);
-    const Kernel kernels[4][2] = {{decode, decode_drawn}, {decode_one, decode_one_drawn}, {decode_two, decode_two_drawn}, {decode_four, decode_four_drawn}};
-    const u32 n_tokens = launched->step.counts[0], n_outputs = launched->step.counts[1]; // as kernels.rs chooses; no token asks twice here
-    const int own = n_tokens == 1 ? 1 : n_tokens != n_outputs ? 0 : n_tokens == 2 ? 2 : n_tokens == 4 ? 3 : 0;
+    const Kernel kernels[4][2] = {{decode_one, decode_one_drawn}, {decode_two, decode_two_drawn}, {decode_four, decode_four_drawn}, {decode_eight, decode_eight_drawn}};
+    const u32 n_tokens = launched->step.counts[0]; // as modules.rs chooses; no token asks twice here
+    const int own = n_tokens == 1 ? 0 : n_tokens == 2 ? 1 : n_tokens == 4 ? 2 : 3;
     kernels[own][launched->chooses == CHOOSES_BY_DRAWS](*launched);
     current->done = true;
     for (;;) let_others_run();
@@ -362,6 +362,7 @@ static void run_blocks(void (*main)()) {
 }
 static void run(const Launch &launch) {
     launched = &launch;
+    memset(launch.bare, 0xff, BARE_BYTES);
     run_blocks(thread_main);
 }
 
@@ -877,6 +878,7 @@ int main(int n_arguments, char **arguments) {
     launch.experts = {routers.data(), guarded<u64>(8 * EXPERTS), guarded<Route>(8 * N_CHOSEN), guarded<u16>(8 * N_CHOSEN * EXPERT_STRIDE)};
 #endif
     launch.done = guarded<u64>(N_BLOCKS), launch.chosen = guarded<u64>(8);
+    launch.bare = guarded<uint4>(BARE_BYTES / 16);
     launch.sampling = empty_sampling();
     launch.given_up = &given_up, launch.mailbox = guarded<Mailbox>(1);
     launch.withheld = ~0u, launch.n_stages = atoi(arguments[5]);

@@ -118,7 +118,9 @@ fn persistent_kernel(to: &mut Header, config: &Config, shape: &Shape) {
         ("X_UNIT_BYTES", persistent::X_UNIT_BYTES),
         ("LONG_STAGE_BYTES", memory.stage_bytes()),
         ("CODED_STRIP", memory.coded_strip()),
+        ("BARE_BYTES", persistent::bare_bytes(config)),
     ]);
+    to.line("u32", "BARE_TOKENS", &persistent::BARE_TOKENS.to_string());
     to.line("u32", "WHOLE_TOKENS", &persistent::WHOLE_TOKENS.to_string());
     let units: Vec<String> = (1..=tables::FEW).map(|n| memory.x_units(n).to_string()).collect();
     to.line("u32", &format!("X_UNITS[{}]", tables::FEW), &format!("{{{}}}", units.join(", ")));

@@ -15,13 +15,14 @@ use weft_core::sampling::{Logprobs, Sampler};
 use weft_core::store::{PackedRows, RowMemory, Rows as HostRows};
 use weft_core::weights::{Forms, Weights};
 
+use crate::ahead;
 use crate::buffers::{Buffers, rope_table};
 use crate::driver::{self, Gpu, Memory};
 use crate::error::CudaError;
 use crate::graphs::{self, Graphs};
 use crate::host_experts::OnHost;
 use crate::in_flight::{Asked, InFlight};
-use crate::kernels::{self, Kernels};
+use crate::kernels::Kernels;
 use crate::kv::{Kv, place};
 use crate::logits::HostLogits;
 use crate::modules::Modules;
@@ -123,17 +124,13 @@ impl CudaDevice {
         experts: Option<Box<dyn HostExperts>>,
     ) -> Result<Self, CudaError> {
         let mut started = StartParts::begin();
-        let Options { limits, launches, chip, arch, draws, tiles_to_lay } = options;
+        let Options { limits, launches, tiles_to_lay, .. } = options;
         let gpu = driver::open(0)?;
         started.end("context");
-        let chip = chip.unwrap_or(gpu.facts.chip);
         let forms = Forms::of(weights, config);
-        let shape = Shape::new(config, &forms, chip)?.with_experts_on_host(experts.is_some());
-        let with_persistent = persistent::is_compiled(config, &shape, launches);
-        let mut sources = kernels::modules(config, &forms, chip, with_persistent)?;
-        let is_elsewhere = |name: &str| experts.is_some() && name.starts_with("ops/expert_");
-        sources.retain(|source| (draws || !source.draws()) && !is_elsewhere(&source.name));
-        let arch = arch.map_or_else(|| gpu.facts.arch(), str::to_owned);
+        let shape = Shape::new(config, &forms, options.chip.unwrap_or(gpu.facts.chip))?;
+        let shape = shape.with_experts_on_host(experts.is_some());
+        let (sources, arch) = ahead::wanted(config, &forms, &shape, &options, &gpu.facts)?;
         let mut modules = Modules::begin(&gpu, sources, &arch)?;
         if launches == Launches::Persistent {
             modules.begin_persistent();

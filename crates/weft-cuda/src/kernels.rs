@@ -47,6 +47,12 @@ pub struct ModuleSource {
 }
 
 impl ModuleSource {
+    /// The number of tokens that a persistent kernel is made for.
+    pub(crate) fn lanes(&self) -> Option<usize> {
+        let name = self.name.strip_suffix(DRAWN).unwrap_or(&self.name);
+        WHOLE_PLANS.iter().find(|(plan, _)| *plan == name).map(|(_, lanes)| *lanes)
+    }
+
     /// Whether it is a persistent kernel that draws tokens.
     pub(crate) fn draws(&self) -> bool {
         self.stage == Stage::Persistent && self.name.ends_with(DRAWN)
@@ -126,7 +132,6 @@ fn include(name: &str) -> String {
 /// alone.
 fn whole_plans() -> impl Iterator<Item = (String, String)> {
     WHOLE_PLANS.into_iter().flat_map(|(name, tokens)| {
-        let tokens = tokens.map_or("ANY".to_owned(), |n| n.to_string());
         [("", false), (DRAWN, true)].map(|(suffix, draws)| {
             let name = format!("{name}{suffix}");
             let list = format!("#define WHOLE_PLANS(PLAN) PLAN({name}, {tokens}, {draws})\n");

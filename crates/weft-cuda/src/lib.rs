@@ -6,6 +6,7 @@
 //! family of kernels runs it. The device knows steps and spans, but not where they come from.
 #![cfg_attr(not(test), warn(clippy::unwrap_used))]
 
+mod ahead;
 mod bandwidth;
 mod buffers;
 mod compile;
@@ -43,6 +44,7 @@ mod test_record;
 mod units;
 mod weights;
 
+pub use ahead::compile_ahead;
 pub use bandwidth::read_bandwidth;
 pub use compile::{Compiled, Program, compile, cubin_name};
 pub use device::CudaDevice;

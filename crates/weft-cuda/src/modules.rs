@@ -87,34 +87,32 @@ impl Modules {
         let plan = |(name, _): (&str, _)| {
             let drawn = format!("{name}{DRAWN}");
             let drawn = self.find(&drawn).map(|module| module.kernel(&drawn, 0));
-            WholePlan { best: self.of(name).kernel(name, 0), drawn }
+            self.find(name).map(|module| WholePlan { best: module.kernel(name, 0), drawn })
         };
         WholePlans(WHOLE_PLANS.into_iter().map(plan).collect())
     }
 }
 
-fn n_cores() -> usize {
+pub(crate) fn n_cores() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }
 
 /// Kernels that run a whole plan, without `_drawn`, and the number of tokens that each is compiled
-/// for. All of these tokens are outputs, and no section has more queries than there are tokens. The
-/// last kernel takes all other steps.
-pub const WHOLE_PLANS: [(&str, Option<usize>); 4] =
-    [("decode_one", Some(1)), ("decode_two", Some(2)), ("decode_four", Some(4)), ("decode", None)];
+/// for. All of these tokens are outputs, and no section has more queries than there are tokens.
+pub const WHOLE_PLANS: [(&str, usize); 4] =
+    [("decode_one", 1), ("decode_two", 2), ("decode_four", 4), ("decode_eight", 8)];
 
-/// Which of these kernels runs a step, by the most queries that a section has. A single token need
-/// not be an output; `Persistent::takes` ensures that it does not query a section twice.
-pub(crate) fn plan_for(counts: &Counts, most_queries: usize) -> usize {
+/// Which of these kernels runs a step, if any does, by the most queries that a section has. A single
+/// token need not be an output; `Persistent::takes` ensures that it does not query a section twice.
+pub(crate) fn plan_for(counts: &Counts, most_queries: usize) -> Option<usize> {
     let Counts { n_tokens, n_outputs, .. } = *counts;
     let is_plain = n_tokens == 1 || n_outputs == n_tokens && most_queries <= n_tokens;
-    let is_for = |(_, n): &(&str, Option<usize>)| n.is_none_or(|n| n == n_tokens && is_plain);
-    WHOLE_PLANS.iter().position(is_for).expect("the last one takes anything")
+    WHOLE_PLANS.iter().position(|(_, n)| *n == n_tokens && is_plain)
 }
 
-/// The least number of tokens above `n` that has its own kernel, if `n` has none.
+/// The least number of tokens above `n` that has a kernel, if `n` has none.
 pub(crate) fn next_plan(n: usize) -> Option<usize> {
-    let all = WHOLE_PLANS.iter().filter_map(|(_, tokens)| *tokens);
+    let all = WHOLE_PLANS.iter().map(|(_, tokens)| *tokens);
     all.clone().find(|tokens| *tokens > n).filter(|_| all.clone().all(|tokens| tokens != n))
 }
 
@@ -131,27 +129,36 @@ impl WholePlan {
     }
 }
 
-/// All kernels that run a whole plan.
-pub(crate) struct WholePlans(Vec<WholePlan>);
+/// The kernels that run a whole plan, as in `WHOLE_PLANS`; some devices do without some.
+pub(crate) struct WholePlans(Vec<Option<WholePlan>>);
 
 impl WholePlans {
-    /// The kernel for the lists of a step.
+    fn find(&self, lists: &Lists) -> Option<&WholePlan> {
+        self.0[plan_for(&lists.counts, lists.most_queries())?].as_ref()
+    }
+
+    /// Whether there is a kernel for the lists of a step.
+    pub(crate) fn has(&self, lists: &Lists) -> bool {
+        self.find(lists).is_some()
+    }
+
+    /// The kernel for the lists of a step that has one.
     pub(crate) fn of(&self, lists: &Lists, is_drawn: bool) -> &Kernel {
-        let plan = &self.0[plan_for(&lists.counts, lists.most_queries())];
+        let plan = self.find(lists).expect("callers have asked");
         let drawn = || plan.drawn.as_ref().expect("the device was created to draw");
         if is_drawn { drawn() } else { &plan.best }
     }
 
     /// The largest static shared memory of these kernels.
     pub(crate) fn static_shared_bytes(&self) -> Result<usize, CudaError> {
-        let all = self.0.iter().flat_map(WholePlan::all);
+        let all = self.0.iter().flatten().flat_map(WholePlan::all);
         let bytes: Result<Vec<usize>, CudaError> = all.map(Kernel::static_shared_bytes).collect();
         Ok(bytes?.into_iter().max().unwrap_or(0))
     }
 
     /// Loads them all.
     pub(crate) fn ready(&self) -> Result<(), CudaError> {
-        self.0.iter().flat_map(WholePlan::all).try_for_each(Kernel::ready)
+        self.0.iter().flatten().flat_map(WholePlan::all).try_for_each(Kernel::ready)
     }
 
     /// The same kernels with a launch's dynamic shared memory.
@@ -160,7 +167,7 @@ impl WholePlans {
             best: plan.best.with_shared(bytes),
             drawn: plan.drawn.as_ref().map(|kernel| kernel.with_shared(bytes)),
         };
-        Self(self.0.iter().map(with).collect())
+        Self(self.0.iter().map(|plan| plan.as_ref().map(with)).collect())
     }
 }
 
@@ -171,17 +178,21 @@ mod tests {
     #[test]
     fn a_step_has_the_kernel_that_is_made_for_it() {
         let plan = |n_tokens, n_outputs, most_queries| {
-            WHOLE_PLANS
-                [plan_for(&Counts { n_tokens, n_outputs, ..Counts::default() }, most_queries)]
-            .0
+            let counts = Counts { n_tokens, n_outputs, ..Counts::default() };
+            plan_for(&counts, most_queries).map(|plan| WHOLE_PLANS[plan].0)
         };
-        assert_eq!(plan(1, 1, 1), "decode_one");
-        assert_eq!(plan(1, 0, 1), "decode_one");
-        assert_eq!(plan(2, 2, 1), "decode_two");
-        assert_eq!(plan(4, 4, 4), "decode_four");
-        assert_eq!(plan(3, 3, 3), "decode");
+        assert_eq!(plan(1, 1, 1), Some("decode_one"));
+        assert_eq!(plan(1, 0, 1), Some("decode_one"));
+        assert_eq!(plan(2, 2, 1), Some("decode_two"));
+        assert_eq!(plan(4, 4, 4), Some("decode_four"));
+        assert_eq!(plan(8, 8, 1), Some("decode_eight"));
+        assert_eq!(plan(3, 3, 3), None);
         // Tokens of a prompt, and lanes that contain the same pages twice.
-        assert_eq!(plan(2, 1, 2), "decode");
-        assert_eq!(plan(2, 2, 3), "decode");
+        assert_eq!(plan(2, 1, 2), None);
+        assert_eq!(plan(2, 2, 3), None);
+        assert_eq!(
+            [1, 2, 3, 4, 5, 7, 8].map(next_plan),
+            [None, None, Some(4), None, Some(8), Some(8), None]
+        );
     }
 }

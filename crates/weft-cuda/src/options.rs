@@ -35,6 +35,9 @@ pub struct Options {
     /// Whether persistent kernels may draw tokens. Compiling those takes as long as the others, and
     /// some tests never draw.
     pub draws: bool,
+    /// Numbers of tokens whose persistent kernels are compiled; all other steps run as a graph. Some
+    /// tests need a single one.
+    pub lanes: &'static [usize],
     /// Tiles that must see a section on average for its pages to be laid; for tests.
     pub tiles_to_lay: usize,
 }
@@ -42,7 +45,14 @@ pub struct Options {
 impl Options {
     /// The fastest way.
     pub fn new(limits: Limits) -> Self {
-        let launches = Launches::default();
-        Self { limits, launches, chip: None, arch: None, draws: true, tiles_to_lay: TILES_TO_LAY }
+        Self {
+            limits,
+            launches: Launches::default(),
+            chip: None,
+            arch: None,
+            draws: true,
+            lanes: &[1, 2, 4, 8],
+            tiles_to_lay: TILES_TO_LAY,
+        }
     }
 }

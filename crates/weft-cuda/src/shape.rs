@@ -28,7 +28,7 @@ pub(crate) const WARPS: usize = 8;
 /// the GPU has little shared memory.
 const PAIR_RING_BYTES: usize = 96 << 10;
 pub(crate) const LONE_RING_BYTES: usize = 192 << 10;
-const TWO_BLOCKS_UNITS: usize = 4;
+pub(crate) const TWO_BLOCKS_UNITS: usize = 4;
 /// Shared memory of the kernels that multiply by warpgroups, and their threads: two groups that
 /// compute, and one that copies.
 pub(crate) const TILED_SHARED: usize = 226 << 10;

@@ -150,13 +150,14 @@ architectures!(
     sm_120: "sm_120"
 );
 
-/// The persistent kernels that are compiled for an architecture: the one that takes any step and
-/// the one that draws a single token have every part of the others.
+/// The persistent kernels that are compiled for an architecture: the one for most tokens and the one
+/// that draws a single token have every part of the others.
 fn whole_plans(arch: &str) -> Vec<String> {
     let every = arch == "sm_90a" || every();
     let both = |(name, _): &(&str, _)| [name.to_string(), format!("{name}_drawn")];
     let all = WHOLE_PLANS.iter().flat_map(both);
-    all.filter(|name| every || ["decode", "decode_one_drawn"].contains(&name.as_str())).collect()
+    all.filter(|name| every || ["decode_eight", "decode_one_drawn"].contains(&name.as_str()))
+        .collect()
 }
 
 fn every_kernel_compiles(arch: &str) {
@@ -182,6 +183,8 @@ fn every_kernel_compiles(arch: &str) {
         };
         for kernel in &plans {
             let bytes = bytes_of(kernel);
+            // Eight tokens of one section are two queries of a lane.
+            let most = if kernel.starts_with("decode_eight") { 3 * most } else { most };
             assert!(bytes <= most, "{arch}: {kernel} spills {bytes} bytes");
         }
     })]);

@@ -6,7 +6,7 @@
 mod gpu;
 mod large_logits;
 
-use large_logits::{LIMITS, config, gpu_alone, head};
+use large_logits::{LIMITS, VOCAB, all_ways, config, gpu_alone, head};
 use weft_core::config::Config;
 use weft_core::device::{Device, Inspect, Lane, Outputs, Span, Step};
 use weft_core::plan::plan;
@@ -14,7 +14,6 @@ use weft_core::sampling::{Logprobs, Sampler, Sampling, uniform};
 use weft_cuda::{CudaDevice, Launches, Options};
 use weft_testing::{Rule, Work, fill, poison, span, tokens};
 
-const VOCAB: usize = 5003;
 /// Tokens of every answer.
 const N: usize = 45;
 /// The most tokens of a step with drafts.
@@ -202,7 +201,7 @@ fn by_drafts(
 }
 
 fn device(config: &Config) -> CudaDevice {
-    let options = Options { launches: Launches::Persistent, ..Options::new(LIMITS) };
+    let options = all_ways(config, &[]);
     CudaDevice::new(config, &head(config, |_, _| {}), options).unwrap()
 }
 
@@ -223,8 +222,8 @@ const WAYS: [Launches; 3] = [Launches::Ops, Launches::Graph, Launches::Persisten
 /// section.
 #[test]
 fn a_draft_is_the_steps_that_it_stands_for() {
-    let Some(_gpu) = gpu_alone() else { return };
     let config = config(VOCAB);
+    let Some(_gpu) = gpu_alone(&config, &all_ways(&config, &[])) else { return };
     let mut device = device(&config);
     for (kind, before) in (0..KINDS).flat_map(|kind| [50, 240].map(|before| (kind, before))) {
         let lanes = asked(&[kind], before);
@@ -243,8 +242,8 @@ fn a_draft_is_the_steps_that_it_stands_for() {
 /// Several lanes share the tokens of a step, each with a draft or without.
 #[test]
 fn drafts_of_several_lanes_are_the_steps_that_they_stand_for() {
-    let Some(_gpu) = gpu_alone() else { return };
     let config = config(VOCAB);
+    let Some(_gpu) = gpu_alone(&config, &all_ways(&config, &[])) else { return };
     let mut device = device(&config);
     for kinds in [&[0, 0][..], &[0, 3], &[1, 2, 7], &[0, 1, 5], &[0, 4, 6, 2], &[8, 0, 9, 3]] {
         let lanes = asked(kinds, 40);
@@ -261,8 +260,8 @@ fn drafts_of_several_lanes_are_the_steps_that_they_stand_for() {
 /// The way that was faster, whichever it is, with kernels that arrive in the middle of an answer.
 #[test]
 fn drafts_are_the_same_while_kernels_take_over() {
-    let Some(_gpu) = gpu_alone() else { return };
     let config = config(VOCAB);
+    let Some(_gpu) = gpu_alone(&config, &all_ways(&config, &[])) else { return };
     let options = Options { launches: Launches::Auto, ..Options::new(LIMITS) };
     let mut device = CudaDevice::new(&config, &head(&config, |_, _| {}), options).unwrap();
     for kinds in [&[0][..], &[2], &[0, 1]] {
@@ -280,8 +279,8 @@ fn drafts_are_the_same_while_kernels_take_over() {
 /// A launch ends with the token that was asked for as the last; what comes next is not disturbed.
 #[test]
 fn a_draft_follows_steps_that_were_begun_ahead() {
-    let Some(_gpu) = gpu_alone() else { return };
     let config = config(VOCAB);
+    let Some(_gpu) = gpu_alone(&config, &all_ways(&config, &[])) else { return };
     let mut device = device(&config);
     for (way, kind) in WAYS.into_iter().flat_map(|way| [0, 2, 6].map(|kind| (way, kind))) {
         device.use_launches(way).unwrap();

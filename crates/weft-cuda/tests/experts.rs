@@ -375,8 +375,9 @@ fn experts_take_what_they_are_said_to_take() {
 
 /// A device that has the persistent kernel.
 fn persistent(config: &Config, weights: &dyn Weights) -> CudaDevice {
-    let options = Options { launches: Launches::Persistent, ..Options::new(LIMITS) };
-    device(config, weights, options)
+    // None of its tokens are drawn.
+    let launches = Launches::Persistent;
+    device(config, weights, Options { launches, draws: false, ..Options::new(LIMITS) })
 }
 
 /// All that an op of a sparse layer may have written for some tokens, and x.
@@ -452,6 +453,17 @@ fn the_persistent_kernel_computes_the_same_experts_in_every_form() {
             form.map_or_else(|| mixed(&config), |form| Mixed::new(&config, &[form], |_| Some(0)));
         the_persistent_kernel_does_not_show(&format!("{form:?}"), &config, &weights);
     });
+}
+
+/// The smallest of them, in every kernel: what a sanitizer has the patience for.
+#[test]
+fn a_few_tokens_of_small_experts() {
+    if !gpu_is_there() {
+        return;
+    }
+    let config = model(30, ODD);
+    let mut device = persistent(&config, &random(&config));
+    ways::do_not_show("small", &config, &mut device, &[Launches::Graph, Launches::Persistent], 1);
 }
 
 /// `Auto` gives the graph's bits, whichever way it takes.

@@ -79,8 +79,18 @@ fn like_none(config: &Config) -> Mixed {
 }
 
 fn device(config: &Config, weights: &dyn Weights, launches: Launches) -> CudaDevice {
+    device_for(config, weights, launches, &[1, 2, 4, 8])
+}
+
+/// With the persistent kernels of some numbers of lanes.
+fn device_for(
+    config: &Config,
+    weights: &dyn Weights,
+    launches: Launches,
+    lanes: &'static [usize],
+) -> CudaDevice {
     // No test here draws tokens: half of the persistent kernels, and most of the compiler's time.
-    let options = Options { launches, draws: false, ..options(LIMITS) };
+    let options = Options { launches, draws: false, lanes, ..options(LIMITS) };
     let mut device = CudaDevice::new(config, weights, options).unwrap();
     poison(&mut device, config);
     device
@@ -185,7 +195,9 @@ fn every_way_computes_the_same() {
     }
     for_each(&forms::all(), |form| {
         let config = model(300, 600, 2);
-        let mut device = device(&config, &uniform(&config, *form), Launches::Persistent);
+        // Two and four lanes have the code of eight; mixes have all of them.
+        let weights = uniform(&config, *form);
+        let mut device = device_for(&config, &weights, Launches::Persistent, &[1, 8]);
         ways_do_not_show(&format!("{form:?}"), &config, &mut device);
     });
 }

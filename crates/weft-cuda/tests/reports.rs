@@ -8,17 +8,19 @@ mod large_logits;
 
 use std::time::{Duration, Instant};
 
-use large_logits::{LIMITS, config, gpu_alone, head};
+use large_logits::{VOCAB, all_ways, config, gpu_alone, head};
 use weft_core::config::Config;
 use weft_core::device::{Device, Lane, Outputs, Span, Step};
 use weft_core::plan::plan;
 use weft_core::sampling::{Choice, Constraint, Sampler, Sampling, SamplingError};
-use weft_cuda::{CudaDevice, Launches, Options};
+use weft_cuda::{CudaDevice, Launches};
 use weft_testing::{Work, span, tokens};
 
+/// The numbers of lanes that have a persistent kernel where the vocabulary is not `VOCAB`.
+const LANES: &[usize] = &[4];
+
 fn device(config: &Config, change: impl Fn(usize, &mut Vec<f32>) + Send + Sync) -> CudaDevice {
-    let options = Options { launches: Launches::Persistent, ..Options::new(LIMITS) };
-    CudaDevice::new(config, &head(config, change), options).unwrap()
+    CudaDevice::new(config, &head(config, change), all_ways(config, LANES)).unwrap()
 }
 
 /// How many tokens a rule allows.
@@ -135,32 +137,42 @@ fn work(lane: usize, token: u32, row: usize) -> Work {
 }
 
 fn choices_are_the_sampler_s(vocab: usize) {
-    let Some(_gpu) = gpu_alone() else { return };
     let config = config(vocab);
+    let Some(_gpu) = gpu_alone(&config, &all_ways(&config, LANES)) else { return };
     let mut device = device(&config, |_, _| {});
     let usable = if vocab > 200 { vocab - 100 } else { vocab };
     let ops = plan(&config);
     let needs = [
-        [(Some(5), None), (None, Some(Grammar::Dense)), (Some(20), Some(Grammar::Sparse))],
-        [(Some(0), Some(Grammar::Forced)), (None, None), (Some(1), Some(Grammar::Dense))],
+        [
+            (Some(5), None),
+            (None, Some(Grammar::Dense)),
+            (Some(20), Some(Grammar::Sparse)),
+            (None, None),
+        ],
+        [
+            (Some(0), Some(Grammar::Forced)),
+            (None, None),
+            (Some(1), Some(Grammar::Dense)),
+            (Some(3), None),
+        ],
     ];
     for way in [Launches::Graph, Launches::Persistent, Launches::Ops] {
         device.use_launches(way).unwrap();
         for (kind, needs) in (0..KINDS).flat_map(|kind| needs.map(|needs| (kind, needs))) {
-            let samplers = (0..3).map(|lane| {
+            let samplers = (0..4).map(|lane| {
                 let (logprobs, grammar) = needs[lane];
                 sampler((kind, logprobs, grammar), lane as u64, usable)
             });
             let mut lanes: Vec<Sampler> = samplers.collect();
             let mut truths = lanes.clone();
-            let mut next = [1, 2, 0];
+            let mut next = [1, 2, 0, 3];
             // The host takes long to rank a large vocabulary.
             for row in 0..if kind < WIDE_KINDS || vocab < 10_000 { 12 } else { 4 } {
-                let works: Vec<Work> = (0..3).map(|lane| work(lane, next[lane], row)).collect();
+                let works: Vec<Work> = (0..4).map(|lane| work(lane, next[lane], row)).collect();
                 let step: Vec<Lane<'_>> = works.iter().map(Work::lane).collect();
                 let drawn: Vec<_> = lanes.iter().map(Some).collect();
                 device.decode(&ops, &Step { lanes: &step }, &drawn, 0).unwrap();
-                for lane in 0..3 {
+                for lane in 0..4 {
                     let ours = choice(&device, lane);
                     let truth = truths[lane].sample(&device.logits(lane)[..usable]).unwrap();
                     let what = format!("vocab {vocab}, {way:?}, kind {kind}, row {row}, {lane}");
@@ -253,8 +265,8 @@ fn answers(
 /// Steps begun ahead wait for their masks and publish what the sampler would.
 #[test]
 fn steps_begun_ahead_are_the_steps_asked_for() {
-    let Some(_gpu) = gpu_alone() else { return };
-    let config = config(5003);
+    let config = config(VOCAB);
+    let Some(_gpu) = gpu_alone(&config, &all_ways(&config, LANES)) else { return };
     let mut device = device(&config, |_, _| {});
     for (what, needs) in [("mixed", &MIXED[..]), ("alone", &ALONE), ("wide", &WITH_A_WIDE_ONE)] {
         device.use_launches(Launches::Ops).unwrap();
@@ -281,8 +293,8 @@ fn steps_begun_ahead_are_the_steps_asked_for() {
 /// A mask that comes too late leaves the choice to the sampler, and nothing else changes.
 #[test]
 fn late_masks_leave_the_choice_to_the_host() {
-    let Some(_gpu) = gpu_alone() else { return };
-    let config = config(5003);
+    let config = config(VOCAB);
+    let Some(_gpu) = gpu_alone(&config, &all_ways(&config, LANES)) else { return };
     let mut device = device(&config, |_, _| {});
     device.use_launches(Launches::Ops).unwrap();
     let (truth, _) = answers(&mut device, &config, &LATE, 14, None);
@@ -299,8 +311,8 @@ fn late_masks_leave_the_choice_to_the_host() {
 /// A rule that cannot go on is the sampler's error, not a token.
 #[test]
 fn a_rule_that_cannot_go_on_is_left_to_the_sampler() {
-    let Some(_gpu) = gpu_alone() else { return };
-    let config = config(5003);
+    let config = config(VOCAB);
+    let Some(_gpu) = gpu_alone(&config, &all_ways(&config, LANES)) else { return };
     let mut device = device(&config, |_, _| {});
     let ops = plan(&config);
     for (way, kind) in [(Launches::Graph, 0), (Launches::Graph, 4), (Launches::Persistent, 1)] {
@@ -330,8 +342,8 @@ fn a_rule_that_cannot_go_on_is_left_to_the_sampler() {
 /// A launch that waits for a mask ends as soon as anything else is asked for, and leaves nothing.
 #[test]
 fn steps_begun_in_vain_do_not_wait_for_their_masks() {
-    let Some(_gpu) = gpu_alone() else { return };
-    let config = config(5003);
+    let config = config(VOCAB);
+    let Some(_gpu) = gpu_alone(&config, &all_ways(&config, LANES)) else { return };
     let mut device = device(&config, |_, _| {});
     let ops = plan(&config);
     let new = || sampler((0, Some(3), Some(Grammar::Dense)), 1, config.vocab);
@@ -359,8 +371,8 @@ fn steps_begun_in_vain_do_not_wait_for_their_masks() {
 /// does not hide what is no number.
 #[test]
 fn equal_logits_are_reported_and_faults_are_left_to_the_sampler() {
-    let Some(_gpu) = gpu_alone() else { return };
-    let config = config(5003);
+    let config = config(VOCAB);
+    let Some(_gpu) = gpu_alone(&config, &all_ways(&config, LANES)) else { return };
     let ops = plan(&config);
     let of = |flat: bool, needs: Needs| {
         let mut device = device(&config, |row, values| {

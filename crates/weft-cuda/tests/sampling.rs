@@ -8,7 +8,7 @@ mod large_logits;
 
 use std::sync::Mutex;
 
-use large_logits::{LIMITS, config, gpu_alone, head};
+use large_logits::{LIMITS, VOCAB, all_ways, config, gpu_alone, head};
 use weft_core::config::Config;
 use weft_core::device::{Device, Lane, Outputs, Span, Step};
 use weft_core::plan::plan;
@@ -19,12 +19,6 @@ use weft_testing::{Work, span, tokens};
 
 fn device(config: &Config, weights: &dyn Weights) -> CudaDevice {
     CudaDevice::new(config, weights, Options::new(LIMITS)).unwrap()
-}
-
-/// One that can be launched in all ways.
-fn device_of_all_ways(config: &Config, weights: &dyn Weights) -> CudaDevice {
-    let options = Options { launches: Launches::Persistent, ..Options::new(LIMITS) };
-    CudaDevice::new(config, weights, options).unwrap()
 }
 
 /// One lane: a token after `before` rows that are there.
@@ -67,9 +61,11 @@ const ENDS: [u32; 2] = [0, 7];
 
 /// The GPU's token is the sampler's, for logits of a whole vocabulary, step by step.
 fn tokens_are_the_sampler_s(vocab: usize) {
-    let Some(_gpu) = gpu_alone() else { return };
     let config = config(vocab);
-    let mut device = device_of_all_ways(&config, &head(&config, |_, _| {}));
+    // Three lanes run as four.
+    let options = all_ways(&config, &[4]);
+    let Some(_gpu) = gpu_alone(&config, &options) else { return };
+    let mut device = CudaDevice::new(&config, &head(&config, |_, _| {}), options).unwrap();
     // The last rows are padding where there are enough.
     let usable = if vocab > 200 { vocab - 100 } else { vocab };
     let fits = |kind: &usize| vocab > 5 || ![8, 9, 18].contains(kind);
@@ -144,8 +140,8 @@ fn tokens_are_the_sampler_s_of_151_936() {
 /// Draws by settings of all sizes, side by side with others, from a vocabulary of real size.
 #[test]
 fn draws_among_any_number_of_ranks_are_the_sampler_s() {
-    let Some(_gpu) = gpu_alone() else { return };
     let config = config(151_936);
+    let Some(_gpu) = gpu_alone(&config, &Options::new(LIMITS)) else { return };
     // Of every 64 rows half are alike, and so are their logits.
     let first = Mutex::new(Vec::<f32>::new());
     let weights = head(&config, |row, values| {
@@ -185,9 +181,9 @@ fn draws_among_any_number_of_ranks_are_the_sampler_s() {
 /// A device takes what it was said to take, but for what the driver adds.
 #[test]
 fn a_device_takes_what_was_said() {
-    let Some(_gpu) = gpu_alone() else { return };
     for vocab in [101, 151_936] {
         let config = config(vocab);
+        let Some(_gpu) = gpu_alone(&config, &Options::new(LIMITS)) else { return };
         let taken = device(&config, &RandomWeights::new(&config, 1)).memory_bytes();
         let said = weft_cuda::need(&config, &Forms::default(), &LIMITS).total();
         let rest = said.checked_sub(taken).expect("no more than was said");
@@ -198,8 +194,8 @@ fn a_device_takes_what_was_said() {
 /// Equal logits go to the lower id, also where more are equal than ranks are wanted.
 #[test]
 fn ties_go_to_the_lower_id() {
-    let Some(_gpu) = gpu_alone() else { return };
-    let config = config(5003);
+    let config = config(VOCAB);
+    let Some(_gpu) = gpu_alone(&config, &Options::new(LIMITS)) else { return };
     // Rows of a token depend on its id divided by 40: 40 tokens share each logit.
     let rows = Mutex::new(Vec::<f32>::new());
     let weights = head(&config, |row, values| {
@@ -228,10 +224,11 @@ fn ties_go_to_the_lower_id() {
 /// What a block cannot decide it leaves to the host: logits that are no numbers, too many equal ones.
 #[test]
 fn what_is_no_number_is_left_to_the_sampler() {
-    let Some(_gpu) = gpu_alone() else { return };
     let config = config(20_000);
+    let options = all_ways(&config, &[1]);
+    let Some(_gpu) = gpu_alone(&config, &options) else { return };
     let decode = |way: Launches, weights: &dyn Weights, sampler: &Sampler| {
-        let mut device = device_of_all_ways(&config, weights);
+        let mut device = CudaDevice::new(&config, weights, options).unwrap();
         device.use_launches(way).unwrap();
         let works = [work(1, 0, &span(0, 64, 0))];
         let lanes = [works[0].lane()];
@@ -333,11 +330,12 @@ fn answers(
 /// borders of pages and sections.
 #[test]
 fn steps_begun_ahead_are_the_steps_asked_for() {
-    let Some(_gpu) = gpu_alone() else { return };
-    let config = config(5003);
+    let config = config(VOCAB);
+    let options = all_ways(&config, &[]);
+    let Some(_gpu) = gpu_alone(&config, &options) else { return };
     let weights = head(&config, |_, _| {});
     let run = |kinds, launches, ahead, host| {
-        let mut device = device_of_all_ways(&config, &weights);
+        let mut device = CudaDevice::new(&config, &weights, options).unwrap();
         device.use_launches(launches).unwrap();
         answers(&mut device, &config, kinds, ahead, host)
     };
@@ -368,9 +366,10 @@ fn steps_begun_ahead_are_the_steps_asked_for() {
 /// What was begun and is not asked for leaves nothing behind.
 #[test]
 fn steps_begun_in_vain_do_not_show() {
-    let Some(_gpu) = gpu_alone() else { return };
-    let config = config(5003);
-    let mut device = device_of_all_ways(&config, &head(&config, |_, _| {}));
+    let config = config(VOCAB);
+    let options = all_ways(&config, &[]);
+    let Some(_gpu) = gpu_alone(&config, &options) else { return };
+    let mut device = CudaDevice::new(&config, &head(&config, |_, _| {}), options).unwrap();
     for way in [Launches::Graph, Launches::Persistent] {
         device.use_launches(way).unwrap();
         begin_in_vain(&mut device, &config);

@@ -69,6 +69,12 @@ inline TwoWords load_two_relaxed(const u64 *at) {
     let_others_run();
     return words;
 }
+inline uint4 load_four_relaxed(const uint4 *at) {
+    const uint4 words = *at;
+    let_others_run();
+    return words;
+}
+inline void store_four_relaxed(uint4 *at, uint4 words) { *at = words; }
 inline void look_again() { let_others_run(); }
 
 // ---- threads -----------------------------------------------------------------------------------

@@ -196,7 +196,7 @@ static_assert(OFFSET_OF(Mailbox, stop) == 0 && sizeof(Mailbox::stop) == 4, "Mail
 static_assert(OFFSET_OF(Mailbox, fault) == 4 && sizeof(Mailbox::fault) == 4, "Mailbox::fault");
 
 // The host's `Arguments`.
-static_assert(sizeof(Launch) == 464, "Launch");
+static_assert(sizeof(Launch) == 472, "Launch");
 static_assert(OFFSET_OF(Launch, step) == 0 && sizeof(Launch::step) == 64, "Launch::step");
 static_assert(OFFSET_OF(Launch, layers) == 64 && sizeof(Launch::layers) == 8, "Launch::layers");
 static_assert(OFFSET_OF(Launch, ops) == 72 && sizeof(Launch::ops) == 8, "Launch::ops");
@@ -228,3 +228,4 @@ static_assert(OFFSET_OF(Launch, withheld) == 420 && sizeof(Launch::withheld) == 
 static_assert(OFFSET_OF(Launch, n_stages) == 424 && sizeof(Launch::n_stages) == 4, "Launch::n_stages");
 static_assert(OFFSET_OF(Launch, chooses) == 428 && sizeof(Launch::chooses) == 4, "Launch::chooses");
 static_assert(OFFSET_OF(Launch, experts) == 432 && sizeof(Launch::experts) == 32, "Launch::experts");
+static_assert(OFFSET_OF(Launch, bare) == 464 && sizeof(Launch::bare) == 8, "Launch::bare");

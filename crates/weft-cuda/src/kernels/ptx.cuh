@@ -123,6 +123,20 @@ __device__ __forceinline__ float load_relaxed(const float *at) {
     asm volatile("ld.relaxed.gpu.global.f32 %0, [%1];" : "=f"(word) : "l"(at) : "memory");
     return word;
 }
+__device__ __forceinline__ void store_relaxed(u32 *at, u32 word) {
+    asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" :: "l"(at), "r"(word) : "memory");
+}
+// Four words of 32 bits, each an access of its own.
+__device__ __forceinline__ uint4 load_four_relaxed(const uint4 *at) {
+    uint4 words;
+    asm volatile("ld.relaxed.gpu.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(words.x), "=r"(words.y), "=r"(words.z), "=r"(words.w) : "l"(at) : "memory");
+    return words;
+}
+__device__ __forceinline__ void store_four_relaxed(uint4 *at, uint4 words) {
+    asm volatile("st.relaxed.gpu.global.v4.u32 [%0], {%1, %2, %3, %4};"
+                 :: "l"(at), "r"(words.x), "r"(words.y), "r"(words.z), "r"(words.w) : "memory");
+}
 struct TwoWords {
     u64 first, second;
 };

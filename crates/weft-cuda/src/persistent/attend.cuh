@@ -7,6 +7,7 @@
 #include "kernels/attention_head.cuh"
 #include "kernels/section.cuh"
 #include "ops/attend.cuh"
+#include "persistent/bare.cuh"
 #include "persistent/launch.cuh"
 
 // Stages that a block has on their way at once while it runs a layer. Where few blocks attend they
@@ -70,10 +71,10 @@ __device__ __forceinline__ bool ask_head(Head &head, const u64 *row, int first, 
     return all;
 }
 
-// Rows of queries. Where the kernel is made for a number of tokens there are no more of an item
-// than that: `plan_for` sees to it, and for one token `Persistent::takes`.
+// Rows of queries. An item has no more than the kernel is made for: `plan_for` sees to it, and for
+// one token `Persistent::takes`.
 __device__ __forceinline__ u32 query_rows(const Block &block, const Item &item) {
-    return (block.n_tokens == 1 ? 1 : block.fixed ? min(item.n_queries, block.n_tokens) : item.n_queries) * GROUP;
+    return (block.n_tokens == 1 ? 1 : min(item.n_queries, block.n_tokens)) * GROUP;
 }
 
 // This warp's queries, rotated, into shared memory. What does not depend on the op before is asked
@@ -148,8 +149,9 @@ __device__ __forceinline__ void store_row(Block &block, const NewRow &made, cons
 
 // ---- computing: results -------------------------------------------------------------------------
 // A pair of dimensions of a result.
-__device__ __forceinline__ void publish_attended(Block &block, u32 token, int column, u32 pair) {
-    store_word(block.launch.a + token * (Q_STRIDE / 2) + column / 2, pair, block.number);
+template <bool BARE> __device__ __forceinline__ void publish_attended(Block &block, u32 token, int column, u32 pair) {
+    if constexpr (BARE) store_bare(bare_places(block).attended(), block.n_tokens, token, column, pair, block.number);
+    else store_word(block.launch.a + token * (Q_STRIDE / 2) + column / 2, pair, block.number);
     if (block.is_last()) *(u32 *)(block.launch.plain.a + (u64)token * Q_STRIDE + column) = pair;
 }
 __device__ __forceinline__ void add_share(float *share, bool is_first_layer, float more) {
@@ -159,7 +161,7 @@ __device__ __forceinline__ void add_share(float *share, bool is_first_layer, flo
 }
 
 // Whole where the section is all that a token sees, a part otherwise.
-__device__ __forceinline__ void publish_section(Block &block, const Item &item, const OwnQueries &queries, int kv_head,
+template <bool BARE> __device__ __forceinline__ void publish_section(Block &block, const Item &item, const OwnQueries &queries, int kv_head,
                                                 const float (&acc)[OWN_DIM_TILES][4]) {
     const Launch &launch = block.launch;
     const auto &finals = block.shared.scratch.section.finals;
@@ -182,7 +184,7 @@ __device__ __forceinline__ void publish_section(Block &block, const Item &item, 
                 store_word(launch.part_sums + part * DIM + d, __float_as_uint(a), block.number);
                 store_word(launch.part_sums + part * DIM + d + 1, __float_as_uint(b), block.number);
             } else if (d < HEAD_DIM) {
-                publish_attended(block, asked.token, head * HEAD_DIM + d, round_pair(a / weight, b / weight));
+                publish_attended<BARE>(block, asked.token, head * HEAD_DIM + d, round_pair(a / weight, b / weight));
             }
         }
         // A part's maximum and weight; the maximum and the squares of its first cell, and from
@@ -248,7 +250,7 @@ __device__ __forceinline__ void keep_items(BlockShared &shared, const Step &step
 static_assert(KEPT_ITEMS * ITEM_WORDS <= WARPS * 32, "a thread fetches a word");
 
 // One KV head of one item. Pages are in the ring, keys first.
-__device__ __forceinline__ void attend_section(Block &block, u32 index, u32 work, bool only_store) {
+template <bool BARE> __device__ __forceinline__ void attend_section(Block &block, u32 index, u32 work, bool only_store) {
     SectionScratch &scratch = block.shared.scratch.section;
     const int kv_head = work % KV_HEADS, warp = block.warp, lane = block.lane;
     const u32 n_blocks = block.shared.n_attending;
@@ -261,7 +263,7 @@ __device__ __forceinline__ void attend_section(Block &block, u32 index, u32 work
     meet();
     const u32 grown = item.n_stores > 0 ? block.step : 0, number = block.number_before(only_store ? 1 : 2);
     const int n_rows = item.n_rows + grown, n_pages = (n_rows + PAGE_ROWS - 1) / PAGE_ROWS;
-    const ValueMasks masks(n_rows, lane, block.fixed);
+    const ValueMasks masks(n_rows, lane, true);
     if (!kept) make_queries(block, item, kv_head, number);
     const NewRow made = make_row(block, item, kv_head, n_pages, number);
     if (!kept || item.n_stores > 0) meet();
@@ -286,7 +288,7 @@ __device__ __forceinline__ void attend_section(Block &block, u32 index, u32 work
         leave_inner(scratch, item, query_rows(block, item), warp - SECTION_PAGES - 1, WARPS - SECTION_PAGES - 1, lane, Cells(block, item, kv_head));
     meet();
     block.stages.release(n_pages, lane);
-    if (!only_store) publish_section(block, item, queries, kv_head, acc);
+    if (!only_store) publish_section<BARE>(block, item, queries, kv_head, acc);
     if (made.there) store_row(block, made, item, kv_head);
     if (!only_store && !is_folded(item)) add_section_shares(block, item, kv_head);
 }
@@ -369,7 +371,7 @@ struct FetchedParts {
 };
 
 // 32 dimensions of one head: the work of a block.
-__device__ __forceinline__ void fold_slice(Block &block, const SentParts &parts, u32 token, u32 n_parts) {
+template <bool BARE> __device__ __forceinline__ void fold_slice(Block &block, const SentParts &parts, u32 token, u32 n_parts) {
     const FetchedParts near(block);
     Folded whole;
     float sums[16];
@@ -384,7 +386,7 @@ __device__ __forceinline__ void fold_slice(Block &block, const SentParts &parts,
     }
     if (block.warp > 0) return;
     const u32 value = round_one(whole.sum / whole.weight), next = __shfl_down_sync(FULL, value, 1);
-    if (parts.d % 2 == 0 && parts.d < HEAD_DIM) publish_attended(block, token, parts.head * HEAD_DIM + parts.d, value | next << 16);
+    if (parts.d % 2 == 0 && parts.d < HEAD_DIM) publish_attended<BARE>(block, token, parts.head * HEAD_DIM + parts.d, value | next << 16);
 }
 // What cells of one head have of its attention: warps take 32 of them in turn.
 __device__ __forceinline__ void add_shares(Block &block, const SentParts &parts, u32 n_parts, u32 n_cells, u64 first_cell) {
@@ -401,7 +403,7 @@ __device__ __forceinline__ void add_shares(Block &block, const SentParts &parts,
 // are added from the last block on, because everybody waits for what is folded and nobody for them;
 // but only by blocks whose rows of `norm_gate_up` all others need, or of `proj_add` where experts
 // follow, so that the next layer's parts do not come before these are read.
-__device__ __forceinline__ void fold_sections(Block &block) {
+template <bool BARE> __device__ __forceinline__ void fold_sections(Block &block) {
     constexpr u32 OWNING = HAS_EXPERTS ? HiddenRows::GROUPS : GateUpRows::GROUPS, ADDING = OWNING < N_BLOCKS ? OWNING : N_BLOCKS;
     const u32 n_heads = block.n_tokens * HEADS, from_last = N_BLOCKS - 1 - blockIdx.x;
     const auto parts_of = [&](u32 head, u32 slice) { // head of all tokens
@@ -411,7 +413,7 @@ __device__ __forceinline__ void fold_sections(Block &block) {
     const auto n_cells_of = [&](u32 head) { return block.shared.partials[head / HEADS][2]; };
     for (u32 task = blockIdx.x; task < n_heads * DIM_UNITS; task += N_BLOCKS) {
         const u32 head = task / DIM_UNITS, n_parts = n_parts_of(head);
-        if (n_parts > 1) fold_slice(block, parts_of(head, task % DIM_UNITS), head / HEADS, n_parts);
+        if (n_parts > 1) fold_slice<BARE>(block, parts_of(head, task % DIM_UNITS), head / HEADS, n_parts);
     }
     for (u32 head = from_last; head < n_heads && from_last < ADDING; head += ADDING)
         if (n_parts_of(head) > 1)
@@ -420,16 +422,16 @@ __device__ __forceinline__ void fold_sections(Block &block) {
 
 // ---- computing: all of it -----------------------------------------------------------------------
 // Or only what `rope_store` is of it.
-__device__ __forceinline__ void compute_attend(Block &block, bool only_store) {
+template <bool BARE> __device__ __forceinline__ void compute_attend(Block &block, bool only_store) {
     const u32 n_work = block.shared.n_work, n_blocks = block.shared.n_attending;
     if (blockIdx.x < n_blocks) {
         for (u32 index = 0, work = blockIdx.x; work < n_work; ++index, work += n_blocks)
-            attend_section(block, index, work, only_store);
+            attend_section<BARE>(block, index, work, only_store);
         meet();
         if (threadIdx.x == 0) {
             __threadfence_block();
             block.shared.ring.attended = block.shared.ring.attended + 1;
         }
     }
-    if (!only_store && block.shared.folds) fold_sections(block);
+    if (!only_store && block.shared.folds) fold_sections<BARE>(block);
 }

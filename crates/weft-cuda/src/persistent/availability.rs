@@ -93,7 +93,8 @@ impl CudaDevice {
         let wanted = match self.launches {
             Launches::Auto => {
                 let Lists { counts, .. } = &self.lists;
-                self.choice.is_persistent(counts, plan_for(counts, self.lists.most_queries()))
+                let plan = plan_for(counts, self.lists.most_queries());
+                plan.is_some_and(|plan| self.choice.is_persistent(counts, plan))
             }
             launches => launches == Launches::Persistent,
         };

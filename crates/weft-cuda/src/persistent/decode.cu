@@ -9,26 +9,27 @@
 #include "persistent/residual.cuh"
 
 // ---- the two kinds of warps --------------------------------------------------------------------
-__device__ __forceinline__ void compute_op(Block &block, OpKind kind) {
+template <bool BARE> __device__ __forceinline__ void compute_op(Block &block, OpKind kind) {
     switch (kind) {
     case EMBED: return compute_embed(block);
     case ROPE_STORE:
-    case ATTEND: return compute_attend(block, kind == ROPE_STORE);
+    case ATTEND: return compute_attend<BARE>(block, kind == ROPE_STORE);
     case PROJ_ADD:
-    case DOWN_ADD: return compute_add(block, kind);
+    case DOWN_ADD: return compute_add<BARE>(block, kind);
 #if HAS_EXPERTS
     case EXPERT_DOWN_ADD: return compute_expert_down(block);
 #endif
-    default: return compute_norm_product(block, kind);
+    default: return compute_norm_product<BARE>(block, kind);
     }
 }
 
-__device__ __forceinline__ void compute(Block &block) {
+template <bool BARE> __device__ __forceinline__ void compute(Block &block) {
     const Launch &launch = block.launch;
     for (u32 step = 0; step < launch.n_steps; ++step) {
         for (u32 op = 0; op < launch.n_ops; ++op) {
             block.begin(step, op);
-            compute_op(block, block.shared.kind(op));
+            compute_op<BARE>(block, block.shared.kind(op));
+            if (BARE && block.shared.kind(op) == DOWN_ADD && threadIdx.x == 0) block.shared.n_added = block.shared.n_added + 1;
             // `attend` does what `rope_store` does: that runs by itself only as the last op.
             if (op + 2 < launch.n_ops && block.shared.kind(op + 1) == ROPE_STORE) ++op;
         }
@@ -63,7 +64,7 @@ __device__ __forceinline__ bool load_sparse(Copier &copier, const BlockShared &s
     return here;
 }
 #endif
-__device__ __forceinline__ bool load_op(Copier &copier, const BlockShared &shared, const Launch &launch, u32 op, u32 step,
+template <bool BARE> __device__ __forceinline__ bool load_op(Copier &copier, const BlockShared &shared, const Launch &launch, u32 op, u32 step,
                                           u32 &n_attended) {
     const LayerAddresses &layer = shared.layers[shared.ops[op] >> 8];
     const OpKind kind = shared.kind(op);
@@ -78,33 +79,34 @@ __device__ __forceinline__ bool load_op(Copier &copier, const BlockShared &share
 #endif
     default:
         if (kind == NORM_QKV) fetch_norms(layer, copier.lane);
+        if (BARE && kind == NORM_QKV && !empty_rows(shared, launch, step, shared.ops[op] >> 8, copier.lane)) return false;
         return kind == NORM_HEAD && shared.n_outputs == 0 || load_product(copier, shared, launch, layer, kind);
     }
 }
 
 // The copying warp: all stages of all tokens, and the shares of attention that are published to the host.
-__device__ __forceinline__ void load(BlockShared &shared, const Launch &launch, u8 *ring_memory, int lane) {
+template <bool BARE> __device__ __forceinline__ void load(BlockShared &shared, const Launch &launch, u8 *ring_memory, int lane) {
     Copier copier = {shared.ring, ring_memory, launch.n_stages, lane};
     u32 n_attended = 0, n_published = 0;
     bool here = true;
     for (u32 step = 0; step < launch.n_steps && here; ++step)
         for (u32 op = 0; op < launch.n_ops && here; ++op) {
             if (publishes_shares(shared, op) && step > n_published) here = publish_shares(shared, launch, n_published++, lane);
-            here = here && load_op(copier, shared, launch, op, step, n_attended);
+            here = here && load_op<BARE>(copier, shared, launch, op, step, n_attended);
         }
     copier.drain();
     if (launch.chooses != CHOOSES_NOTHING) publish_last_shares(shared, launch, n_published, lane);
 }
 
-// The kernel for a number of tokens (`plan_for`), or for any number of several. Where it is known
-// there is less to compute, and registers are left for weights.
-constexpr u32 ANY = 0;
+// The kernel for a number of tokens (`plan_for`). As it is known there is less to compute, and
+// registers are left for weights.
 template <u32 TOKENS, bool DRAWS> __device__ __forceinline__ void decode_tokens(const Launch &launch) {
     u8 *ring_memory = dynamic_shared();
     SHARED(BlockShared, shared);
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const u32 tokens = TOKENS != ANY ? TOKENS : n_tokens(launch.step), outputs = n_outputs(launch.step);
-    if (TOKENS == ANY) __builtin_assume(tokens > 1);
+    constexpr u32 tokens = TOKENS;
+    constexpr bool BARE = BARE_BYTES > 0 && TOKENS == BARE_TOKENS;
+    const u32 outputs = n_outputs(launch.step);
     for (int i = threadIdx.x; i < LAYERS * (int)(sizeof(LayerAddresses) / 8); i += blockDim.x)
         ((u64 *)shared.layers)[i] = ((const u64 *)launch.layers)[i];
     for (int i = threadIdx.x; i < launch.n_ops; i += blockDim.x) shared.ops[i] = launch.ops[i];
@@ -133,21 +135,22 @@ template <u32 TOKENS, bool DRAWS> __device__ __forceinline__ void decode_tokens(
         shared.own.fill();
         shared.n_outputs = outputs;
         shared.ring.left = shared.ring.attended = 0;
+        if (BARE) shared.n_added = 0;
 #if HAS_EXPERTS
         shared.ring.routed = 0;
 #endif
         shared.n_steps = shared.asked_to_stop = shared.stop = shared.gone = 0;
     }
     __syncthreads();
-    if (warp == WARPS) return load(shared, launch, ring_memory, lane);
+    if (warp == WARPS) return load<BARE>(shared, launch, ring_memory, lane);
     uint4 *x = (uint4 *)(ring_memory + launch.n_stages * LONG_STAGE_BYTES) + warp * x_units(tokens) * (X_UNIT_BYTES / 16);
     Watch watch = {launch.given_up, launch.mailbox, 0, false};
-    Block block = {launch, shared, watch, {shared.ring, ring_memory, watch, launch.n_stages}, x, warp, lane, tokens, DRAWS, TOKENS != ANY};
-    compute(block);
+    Block block = {launch, shared, watch, {shared.ring, ring_memory, watch, launch.n_stages}, x, warp, lane, tokens, DRAWS};
+    compute<BARE>(block);
     shared.ring.left = 1;
 }
 
-// Computes   the plan, or its first ops, for up to eight tokens; where it chooses, the next ones,
+// Computes   the plan, or its first ops, for some tokens; where it chooses, the next ones,
 //            and the plan for those.
 // Layout     weights and pages as the kernels of the ops have them; results between ops are words
 //            (hop.cuh).
@@ -165,13 +168,13 @@ template <u32 TOKENS, bool DRAWS> __device__ __forceinline__ void decode_tokens(
 // draws, and the same where tokens are drawn.
 #ifndef WHOLE_PLANS
 #define WHOLE_PLANS(PLAN)                                                                                                                            \
-    PLAN(decode, ANY, false)                                                                                                                         \
     PLAN(decode_one, 1, false)                                                                                                                       \
     PLAN(decode_two, 2, false)                                                                                                                       \
     PLAN(decode_four, 4, false)                                                                                                                      \
-    PLAN(decode_drawn, ANY, true)                                                                                                                    \
+    PLAN(decode_eight, 8, false)                                                                                                                     \
     PLAN(decode_one_drawn, 1, true)                                                                                                                  \
     PLAN(decode_two_drawn, 2, true)                                                                                                                  \
-    PLAN(decode_four_drawn, 4, true)
+    PLAN(decode_four_drawn, 4, true)                                                                                                                 \
+    PLAN(decode_eight_drawn, 8, true)
 #endif
 WHOLE_PLANS(WHOLE_PLAN)

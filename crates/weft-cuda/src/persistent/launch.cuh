@@ -72,6 +72,7 @@ struct Launch {
     u32 n_stages;                 // of the ring
     Chooses chooses;
     ExpertAddresses experts;
+    uint4 *bare;                  // rows of eight tokens (bare.cuh)
 
     // Where a step's shares of attention are added up.
     __device__ __forceinline__ float *shares_of(u32 step) const { return step % 2 == 0 ? shares : other_shares; }
@@ -116,6 +117,7 @@ struct BlockShared {
     Distinct used;                            // the experts of the layer that runs
     const u8 *routers[LAYERS];
 #endif
+    volatile u32 n_added;                     // `down_add` that are done, where rows have no numbers
 
     __device__ __forceinline__ OpKind kind(u32 op) const { return (OpKind)(ops[op] & 0xff); }
 };
@@ -128,9 +130,8 @@ struct Block {
     Stages stages;
     uint4 *x;      // this warp's stage for inputs
     int warp, lane;
-    u32 n_tokens;
+    u32 n_tokens;  // that the kernel is made for: all are outputs, in order, or none is
     bool draws;    // whether tokens are found as draws say: known to each kernel, so that others need no instructions for it
-    bool fixed;    // whether the kernel is made for so many tokens; then all are outputs, in order, or none is
     u32 flip;      // which of two sums is next
     u32 step;      // tokens that every lane has behind it in this launch
     u32 op;        // of the plan
@@ -148,9 +149,9 @@ struct Block {
     }
     // Whether the launch ends with it.
     __device__ __forceinline__ bool is_last() const { return op + 1 == launch.n_ops; }
-    // Whether there are registers for a product's weights: those of a narrow model where the
-    // compiler knows the number of tokens, and needs few for addresses and norms.
-    __device__ __forceinline__ bool holds_weights() const { return __CUDA_ARCH__ >= 900 && fixed && HIDDEN_UNITS <= TWO_BLOCKS_UNITS; }
+    // Whether there are registers for a product's weights: those of a narrow model. There are never
+    // more than FEW tokens; but where the compiler knows the answer from the start, it spills more.
+    __device__ __forceinline__ bool holds_weights() const { return __CUDA_ARCH__ >= 900 && n_tokens <= FEW && HIDDEN_UNITS <= TWO_BLOCKS_UNITS; }
     __device__ __forceinline__ u32 thread() const { return warp * 32 + lane; }
     // The number of results made `before` ops ago.
     __device__ __forceinline__ u32 number_before(u32 before) const {

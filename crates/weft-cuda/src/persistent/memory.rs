@@ -5,9 +5,10 @@ use std::sync::Arc;
 use weft_core::config::Config;
 use weft_core::device::Limits;
 
+use crate::buffers::NOTHING;
 use crate::driver::{Address, Gpu, Memory};
 use crate::error::CudaError;
-use crate::shape::{Shape, padded};
+use crate::shape::{COLUMN_STEP, Shape, TWO_BLOCKS_UNITS, padded};
 use crate::tables::{FEW, max_cells, max_partials};
 
 const WORD_BYTES: usize = 8;
@@ -16,11 +17,30 @@ const MOST_PARTIALS: usize = 2048;
 /// Shares of attention that there is room for.
 const MOST_CELLS: usize = 2 * MOST_PARTIALS;
 
+/// Tokens of the kernel whose blocks hand on rows without numbers (`bare.cuh`).
+pub(crate) const BARE_TOKENS: usize = FEW;
+/// Layers whose rows have places of their own.
+const BARE_SLOTS: usize = 4;
+/// Units of a warp's row that registers have room for.
+const MOST_BARE_UNITS: usize = 20;
+
+/// Bytes of such rows; none if the model is too wide for registers, or has experts.
+pub(crate) fn bare_bytes(config: &Config) -> usize {
+    let units = |columns: usize| padded(columns) / COLUMN_STEP;
+    let [x, a, h] = [config.hidden, config.q_width(), config.dense_width()].map(units);
+    if config.experts.is_some() || x > TWO_BLOCKS_UNITS || a.max(h) > MOST_BARE_UNITS {
+        return 0;
+    }
+    (BARE_SLOTS * (2 * x + a + h) + 2 * x) * COLUMN_STEP * BARE_TOKENS * 2
+}
+
 /// All words of a launch.
 pub(crate) struct Words {
     /// x, qkv, a, h, sums and weights of parts, cells, candidates for the next token, who is done,
     /// the next token, logits of routers.
     memories: [Memory; 11],
+    /// Rows without numbers, of models that have them.
+    bare: Option<Memory>,
     /// Shares of attention of every second step; those of the others are where a graph leaves them.
     pub(crate) other_shares: Memory,
     pub(crate) most_partials: usize,
@@ -53,6 +73,7 @@ impl Words {
             [cells?, candidates?, done?, chosen?, logits?];
         Ok(Self {
             memories: [x, qkv, a, h, sums, weights, cells, candidates, done, chosen, logits],
+            bare: Some(bare_bytes(config)).filter(|bytes| *bytes > 0).map(memory).transpose()?,
             other_shares: memory(most_cells(limits) * config.heads * 4)?,
             most_partials: most_partials(limits),
             most_cells: most_cells(limits),
@@ -85,11 +106,21 @@ impl Words {
     /// Bytes that the words take on the GPU.
     pub(crate) fn bytes(config: &Config, dim: usize, limits: &Limits, n_blocks: usize) -> usize {
         let words: usize = Self::counts(config, dim, limits, n_blocks).iter().sum();
-        words * WORD_BYTES + most_cells(limits) * config.heads * 4
+        words * WORD_BYTES + most_cells(limits) * config.heads * 4 + bare_bytes(config)
     }
 
     pub(crate) fn addresses(&self) -> [Address; 11] {
         self.memories.each_ref().map(Memory::address)
+    }
+
+    /// Takes everything out of the rows without numbers, in the stream.
+    pub(crate) fn empty_bare(&self, gpu: &Gpu) -> Result<(), CudaError> {
+        self.bare.iter().try_for_each(|bare| gpu.fill(bare, 0..bare.bytes, NOTHING))
+    }
+
+    /// Where they lie.
+    pub(crate) fn bare(&self) -> Address {
+        self.bare.as_ref().map_or(Address::NULL, Memory::address)
     }
 
     /// Clears all words, in the stream.

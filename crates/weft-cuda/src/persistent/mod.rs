@@ -37,6 +37,7 @@ pub(crate) use availability::{Coming, is_compiled, make};
 use ends::LastLaunch;
 pub(crate) use ends::{finish, finish_passed, make_way};
 use memory::Words;
+pub(crate) use memory::{BARE_TOKENS, bare_bytes};
 pub(crate) use shared_memory::{
     MOST_STAGES, PORTION_UNITS, SharedMemory, WHOLE_TOKENS, X_UNIT_BYTES,
 };
@@ -125,6 +126,7 @@ struct Arguments {
     n_stages: u32,
     chooses: u32,
     experts: ExpertAddresses,
+    bare: Address,
 }
 
 // SAFETY: `repr(C)`, with the fields of the kernels' `Launch`.
@@ -143,7 +145,7 @@ pub(crate) fn layouts() -> [Layout; 5] {
             step, layers, ops, embedding, head, final_norm, rope, x, qkv, a, h, part_sums,
             part_weights, cells, candidates, done, chosen, plain, logits, shares, other_shares,
             sampling, given_up, mailbox, n_ops, n_steps, number, withheld, n_stages, chooses,
-            experts,
+            experts, bare,
         }),
     ]
 }
@@ -269,11 +271,12 @@ impl Persistent {
         Ok(persistent)
     }
 
-    /// Whether a launch can run the lists: some block waits for every item, a single token queries
-    /// no item twice, and there is room for parts and inputs.
+    /// Whether a launch can run the lists: there is a kernel for as many tokens, some block waits for
+    /// every item, a single token queries no item twice, and there is room for parts and inputs.
     pub(crate) fn takes(&self, lists: &Lists) -> bool {
         let counts = &lists.counts;
-        lists.queries_of_items().all(|n| n == 1 || n > 1 && counts.n_tokens > 1)
+        self.kernels.as_ref().is_some_and(|(kernels, _)| kernels.has(lists))
+            && lists.queries_of_items().all(|n| n == 1 || n > 1 && counts.n_tokens > 1)
             && counts.n_partials <= self.words.most_partials
             && counts.n_cells <= self.words.most_cells
             && self.n_stages(counts.n_tokens).is_some()
@@ -370,7 +373,11 @@ pub(crate) fn launch(device: &mut CudaDevice, run: Run) -> Result<(), CudaError>
     persistent.last = LastLaunch::Runs;
     let CudaDevice { weights, buffers, rope, few, gpu, sampling, .. } = &*device;
     let persistent = device.persistent.as_ref().expect("as above");
-    let n_stages = persistent.n_stages(device.lists.counts.n_tokens);
+    let n_tokens = device.lists.counts.n_tokens;
+    let n_stages = persistent.n_stages(n_tokens);
+    if n_tokens == BARE_TOKENS {
+        persistent.words.empty_bare(gpu)?;
+    }
     let [x, qkv, a, h, part_sums, part_weights, cells, candidates, done, chosen, route_logits] =
         persistent.words.addresses();
     let of_experts = device.config.experts.as_ref().map(|_| buffers.experts());
@@ -421,6 +428,7 @@ pub(crate) fn launch(device: &mut CudaDevice, run: Run) -> Result<(), CudaError>
             routes: of_experts.map_or(Address::NULL, |experts| experts.routes_from(0)),
             h: of_experts.map_or(Address::NULL, |experts| experts.h.address()),
         },
+        bare: persistent.words.bare(),
     };
     let launch = Launch {
         grid: (persistent.n_blocks, 1),

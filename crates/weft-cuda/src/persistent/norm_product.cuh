@@ -77,7 +77,7 @@ __device__ __forceinline__ bool load_experts(Copier &copier, const BlockShared &
 
 // ---- computing ---------------------------------------------------------------------------------
 // Results of one row of any of them, from a pair of tiles.
-struct NormStore {
+template <bool BARE> struct NormStore {
     Block &block;
     OpKind kind;
     u64 &best;
@@ -85,7 +85,7 @@ struct NormStore {
 #if HAS_EXPERTS
         if (kind == EXPERT_GATE_UP) return ExpertGateUp::store(block, tile, token, row, sums[0], sums[1], there);
 #endif
-        if (kind == NORM_GATE_UP) return NormGateUp::store(block, tile / 2 * 8 + row, token, sums[0], sums[1], there);
+        if (kind == NORM_GATE_UP) return NormGateUp::store<BARE>(block, tile / 2 * 8 + row, token, sums[0], sums[1], there);
         if (kind == NORM_HEAD) return NormHead::store(block, best, tile * 8 + row, token, sums, there);
 #pragma unroll
         for (int t = 0; t < 2; ++t) NormQkv::store(block, (tile + t) * 8 + row, token, sums[t], there);
@@ -96,9 +96,10 @@ struct NormStore {
 // A router's input. Its weights are few however wide the model is, and in registers before their input
 // is there.
 struct RouterInput {
+    static constexpr bool IS_BARE = false;
     NormInput &of;
     static __device__ __forceinline__ bool holds(const Block &block) {
-        return __CUDA_ARCH__ >= 900 && block.fixed && block.n_tokens == 1 && HIDDEN_UNITS <= MOST_HELD;
+        return __CUDA_ARCH__ >= 900 && block.n_tokens == 1 && HIDDEN_UNITS <= MOST_HELD;
     }
     __device__ __forceinline__ bool holds() const { return holds(of.block); }
     __device__ __forceinline__ void begin(u32 portion) const { of.begin(portion); }
@@ -126,9 +127,9 @@ __device__ __forceinline__ bool multiply_routed(Block &block, OpKind kind, NormI
 #endif
 
 // The product. The best of the logits that it computed, if any.
-__device__ __forceinline__ u64 multiply_norm(Block &block, OpKind kind) {
+template <bool BARE> __device__ __forceinline__ u64 multiply_norm(Block &block, OpKind kind) {
     TileRange own = norm_tiles(block.shared.own, kind);
-    const u32 n_rows = kind == NORM_HEAD && !block.fixed ? block.shared.n_outputs : block.n_tokens;
+    const u32 n_rows = block.n_tokens;
     u64 best = NO_CANDIDATE;
     bool is_normed = false, comes_first = !block.holds_weights(), is_routed = false;
 #if HAS_EXPERTS
@@ -141,6 +142,14 @@ __device__ __forceinline__ u64 multiply_norm(Block &block, OpKind kind) {
     }
 #endif
     if (!is_routed && own.first == own.end) return best;
+    if constexpr (BARE) {
+        BareNormInput input(block, kind);
+        with_norm_forms(block.layer(), kind, [&](auto forms) INLINED {
+            multiply_tiles<decltype(forms), NORM_TILES, 2, HIDDEN_UNITS, 1>(block.stages, block.shared.scratch.sums, block.flip, own, n_rows, block.warp, block.lane,
+                                                                            input, NormStore<BARE>{block, kind, best});
+        });
+        return best;
+    }
     NormInput input(block, kind, n_rows, is_normed);
     if (comes_first && !input.awaited) input.await_rows(), input.next();
 #if HAS_EXPERTS
@@ -148,17 +157,17 @@ __device__ __forceinline__ u64 multiply_norm(Block &block, OpKind kind) {
 #endif
     with_norm_forms(block.layer(), kind, [&](auto forms) INLINED {
         multiply_tiles<decltype(forms), NORM_TILES, 2, HIDDEN_UNITS, 1>(block.stages, block.shared.scratch.sums, block.flip, own, n_rows, block.warp, block.lane,
-                                                                        input, NormStore{block, kind, best});
+                                                                        input, NormStore<BARE>{block, kind, best});
     });
     return best;
 }
 
-__device__ __forceinline__ void compute_norm_product(Block &block, OpKind kind) {
+template <bool BARE> __device__ __forceinline__ void compute_norm_product(Block &block, OpKind kind) {
     if (kind == NORM_HEAD && block.shared.n_outputs == 0) return;
     const bool chooses = kind == NORM_HEAD && block.launch.chooses != CHOOSES_NOTHING;
     if (blockIdx.x == 0 && chooses) NormHead::begin(block);
     if (block.draws && chooses) NormHead::take_masks(block);
-    const u64 best = multiply_norm(block, kind);
+    const u64 best = multiply_norm<BARE>(block, kind);
 #if HAS_EXPERTS
     if (kind == NORM_ROUTE && block.is_last()) NormRoute::end(block);
 #endif

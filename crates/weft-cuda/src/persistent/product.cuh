@@ -239,10 +239,48 @@ __device__ __forceinline__ void sum_tiles(Stages &stages, WarpSums &sums, u32 fl
         }
 }
 
+// The same where a warp's whole input comes in registers (bare.cuh). A tile without another has
+// tokens as the rows of its products: as columns it would take twice the registers.
+template <int N, int UNITS, int CHAINS, class Input>
+__device__ __forceinline__ void sum_bare_tiles(Stages &stages, WarpSums &sums, u32 flip, u32 n_tokens, int warp, int lane, Input &input) {
+    constexpr int PAIRS = (N + 1) / 2, PORTIONS = (UNITS + PORTION_UNITS - 1) / PORTION_UNITS, HELD = PORTIONS * PORTION_UNITS;
+    const u32 zero = unknown_zero();
+    float sum[CHAINS][PAIRS][4] = {};
+    const auto unit_of = [&](int tile, int i) INLINED {
+        return PortionUnits<N, UNITS>(stages, i / PORTION_UNITS * N, i / PORTION_UNITS, warp, lane)(tile, i % PORTION_UNITS);
+    };
+    const auto chain = [&](int i) INLINED { return CHAINS == 1 ? 0 : i / chain_units(UNITS, CHAINS); };
+    stages.wait_for_all(PORTIONS * N, lane);
+    if constexpr (N == 1) {
+        uint4 held[HELD];
+#pragma unroll
+        for (int i = 0; i < HELD; ++i) held[i] = unit_of(0, i);
+        stages.release(PORTIONS, lane);
+        input.begin();
+#pragma unroll
+        for (int i = 0; i < UNITS; ++i) mma32(sum[chain(i)][0], Interleaved(input.unit(i), make_uint4(0, 0, 0, 0), zero), held[i]);
+        if (lane / 4 < n_tokens)
+#pragma unroll
+            for (int i = 0; i < CHAINS; ++i) *(float2 *)&sums.of[flip][i][warp][lane * 2] = make_float2(sum[i][0][0], sum[i][0][1]);
+    } else {
+        Interleaved held[HELD][PAIRS];
+#pragma unroll
+        for (int i = 0; i < HELD * PAIRS; ++i) held[i % HELD][i / HELD] = Interleaved(unit_of(i / HELD * 2, i % HELD), unit_of(i / HELD * 2 + 1, i % HELD), zero);
+        stages.release(PORTIONS * N, lane);
+        input.begin();
+#pragma unroll
+        for (int i = 0; i < UNITS; ++i)
+#pragma unroll
+            for (int pair = 0; pair < PAIRS; ++pair) mma32(sum[chain(i)][pair], held[i][pair], input.unit(i));
+        leave_pairs<N, CHAINS>(sums, flip, n_tokens, warp, lane, [&](int tile, int chain, int e) INLINED { return sum[chain][tile / 2][tile % 2 * 2 + e]; });
+    }
+}
+
 // Those of N plain tiles.
 template <class W, int N, int UNITS, int CHAINS, class Input>
 __device__ __forceinline__ void sum_plain_tiles(Stages &stages, WarpSums &sums, u32 flip, u32 n_tokens, int warp, int lane, Input &input) {
-    if (input.holds()) sum_held_tiles<N, UNITS, CHAINS>(stages, sums, flip, n_tokens, warp, lane, input);
+    if constexpr (Input::IS_BARE) return sum_bare_tiles<N, UNITS, CHAINS>(stages, sums, flip, n_tokens, warp, lane, input);
+    else if (input.holds()) sum_held_tiles<N, UNITS, CHAINS>(stages, sums, flip, n_tokens, warp, lane, input);
     else sum_tiles<N, UNITS, CHAINS>(stages, sums, flip, n_tokens, warp, lane, input);
 }
 

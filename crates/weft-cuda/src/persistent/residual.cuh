@@ -3,6 +3,7 @@
 #pragma once
 
 #include "generated/matrices.cuh"
+#include "persistent/bare.cuh"
 #include "persistent/down_add.cuh"
 #include "persistent/launch.cuh"
 #include "persistent/product.cuh"
@@ -25,6 +26,7 @@ __device__ __forceinline__ bool plan_add(Copier &copier, TileCopies &copies, con
 // ---- computing ---------------------------------------------------------------------------------
 // Rows that other blocks make, awaited as many at a time as there is room for.
 struct AwaitedInput {
+    static constexpr bool IS_BARE = false;
     Block &block;
     AwaitedRows rows;
     u32 n_units, units_at_once, portions_at_once;
@@ -73,8 +75,31 @@ template <class Op, class W> __device__ __forceinline__ void add_matrix(Block &b
         publish_row(launch.x + token * (HIDDEN_STRIDE / 2), r, HIDDEN, there, value, block.number);
     });
 }
-__device__ __forceinline__ void compute_add(Block &block, OpKind kind) {
+// The same where rows have no numbers.
+template <class Op, class W> __device__ __forceinline__ void add_bare_matrix(Block &block) {
+    const TileRange own = block.shared.own.hidden;
+    const int first_row = own.first * 8;
+    if (own.first == own.end) return;
+    const BarePlaces places = bare_places(block);
+    const BareInput<Op::UNITS, Op::WIDTH, Op::STRIDE> input(block, Op::bare_input(places));
+    multiply_tiles<W, ADD_TILES, 1, Op::UNITS, W::CHAINS>(block.stages, block.shared.scratch.sums, block.flip, own, block.n_tokens, block.warp, block.lane,
+                                                         input, [&](int tile, u32 token, u32 row, const float (&sum)[1], bool there) {
+        const u32 r = tile * 8 + row;
+        u16 value = 0;
+        if (there && r < HIDDEN) {
+            u16 &before = block.shared.residual[r - first_row][token];
+            before = value = round_one(widen(before) + sum[0]);
+            if (block.is_last()) block.launch.plain.x[(u64)token * HIDDEN_STRIDE + r] = value;
+        }
+        publish_bare(block, Op::bare_output(places), r, HIDDEN, token, there, value);
+    });
+}
+template <bool BARE> __device__ __forceinline__ void compute_add(Block &block, OpKind kind) {
     const LayerAddresses &layer = block.layer();
-    if (kind == PROJ_ADD) with_proj(layer.variants.proj, [&](auto matrix) INLINED { add_matrix<ProjAdd, decltype(matrix)>(block); });
-    else with_down(layer.variants.down, [&](auto matrix) INLINED { add_matrix<DownAdd, decltype(matrix)>(block); });
+    const auto add = [&](auto op, auto matrix) INLINED {
+        if constexpr (BARE) add_bare_matrix<decltype(op), decltype(matrix)>(block);
+        else add_matrix<decltype(op), decltype(matrix)>(block);
+    };
+    if (kind == PROJ_ADD) with_proj(layer.variants.proj, [&](auto matrix) INLINED { add(ProjAdd{}, matrix); });
+    else with_down(layer.variants.down, [&](auto matrix) INLINED { add(DownAdd{}, matrix); });
 }

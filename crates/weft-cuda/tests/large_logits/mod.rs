@@ -5,16 +5,32 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use weft_core::config::Config;
 use weft_core::device::Limits;
 use weft_core::weights::{RandomWeights, Tensor, Weights, WeightsError};
+use weft_cuda::{Launches, Options, compile_ahead};
 
 use crate::gpu::gpu_is_there;
 
 pub const LIMITS: Limits =
     Limits { step_tokens: 160, step_outputs: 16, positions: 1024, pages: 64 };
 
-/// The GPU for one test, if there is one: tests of one program take turns.
-pub fn gpu_alone() -> Option<MutexGuard<'static, ()>> {
+/// The vocabulary that has the persistent kernels of all numbers of lanes; others have those that
+/// one test needs.
+pub const VOCAB: usize = 5003;
+
+/// The options of a device that can be launched in all ways, with the persistent kernels of some
+/// numbers of lanes.
+pub fn all_ways(config: &Config, lanes: &'static [usize]) -> Options {
+    let all = Options { launches: Launches::Persistent, ..Options::new(LIMITS) };
+    if config.vocab == VOCAB { all } else { Options { lanes, ..all } }
+}
+
+/// The GPU for one test, if there is one: tests of one program take turns. The kernels of the test
+/// are compiled before, beside those of others.
+pub fn gpu_alone(config: &Config, options: &Options) -> Option<MutexGuard<'static, ()>> {
     static ONE: Mutex<()> = Mutex::new(());
-    gpu_is_there().then(|| ONE.lock().unwrap_or_else(PoisonError::into_inner))
+    gpu_is_there().then(|| {
+        compile_ahead(config, &RandomWeights::new(config, 1), options).unwrap();
+        ONE.lock().unwrap_or_else(PoisonError::into_inner)
+    })
 }
 
 pub fn config(vocab: usize) -> Config {

@@ -45,7 +45,7 @@ pub fn do_not_show(
     for launches in ways {
         device.use_launches(*launches).unwrap();
         for round in 0..n_rounds {
-            for n in [1, 2, 3, 4, 8] {
+            for n in [1, 2, 3, 4, 5, 8] {
                 let together = run(device, &ops, &works[..n]);
                 assert!(together == alone[..n], "{name}: {n} lanes, {launches:?}, round {round}");
             }
