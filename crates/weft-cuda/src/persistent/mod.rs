@@ -21,6 +21,7 @@ use weft_core::device::Limits;
 use weft_core::plan::Op;
 
 use crate::CudaDevice;
+use crate::buffers::Buffers;
 use crate::driver::{Address, Argument, Gpu, Launch, Memory, Pinned};
 use crate::error::CudaError;
 use crate::in_flight::OutputDraw;
@@ -364,6 +365,21 @@ fn code(op: Op) -> u32 {
     kind as u32 | u32::from(op.layer().unwrap_or(0)) << 8
 }
 
+/// The buffers that ops outside the kernel read and write.
+fn plain_buffers(buffers: &Buffers) -> PlainBuffers {
+    PlainBuffers {
+        x: buffers.x.address(),
+        qkv: QkvStore {
+            bias: Address::NULL,
+            q: buffers.q.address(),
+            k: buffers.k.address(),
+            v: buffers.v.address(),
+        },
+        a: buffers.a.address(),
+        h: buffers.h.address(),
+    }
+}
+
 /// Launches a run on the lists and draws that are on the GPU. A launch that runs was requested to
 /// stop: the GPU begins this one when it has ended.
 pub(crate) fn launch(device: &mut CudaDevice, run: Run) -> Result<(), CudaError> {
@@ -399,17 +415,7 @@ pub(crate) fn launch(device: &mut CudaDevice, run: Run) -> Result<(), CudaError>
         candidates,
         done,
         chosen,
-        plain: PlainBuffers {
-            x: buffers.x.address(),
-            qkv: QkvStore {
-                bias: Address(0),
-                q: buffers.q.address(),
-                k: buffers.k.address(),
-                v: buffers.v.address(),
-            },
-            a: buffers.a.address(),
-            h: buffers.h.address(),
-        },
+        plain: plain_buffers(buffers),
         logits: buffers.logits.address(),
         shares: buffers.shares.address(),
         other_shares: persistent.words.other_shares.address(),
