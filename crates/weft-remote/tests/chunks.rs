@@ -257,6 +257,28 @@ fn old_rows_and_rows_over_the_budget_are_deleted_and_chunks_stay() {
     assert!(rest.iter().any(|path| path.ends_with("readme.txt")), "{rest:?}");
 }
 
+#[test]
+fn the_oldest_rows_go_first_whatever_their_names() {
+    for (ages, left) in [([2, 1], 2), ([1, 2], 1)] {
+        let folder = tempfile::tempdir().unwrap();
+        let store: Arc<dyn ObjectStore> =
+            Arc::new(LocalFileSystem::new_with_prefix(folder.path()).unwrap());
+        let remote = open(&store, key(1));
+        let handbook = chunk("handbook", &[1]);
+        for (n, hours) in [1, 2].into_iter().zip(ages) {
+            push(&remote, &handbook, &[n, 1]);
+            let name = entry(&[n, 1]).0.to_string()[..32].to_owned();
+            files_of_age(folder.path(), &name, hours * HOUR);
+        }
+        let one = remote.sweep(&Sweep::default()).unwrap().left.1 / 2;
+        remote.sweep(&Sweep { older_than: None, max_bytes: Some(one) }).unwrap();
+        let pulled = pull(&remote, &handbook, MODEL, 1 << 20);
+        let tokens: Vec<u32> =
+            pulled.into_iter().map(|pulled| pulled.unwrap().header.tokens[0]).collect();
+        assert_eq!(tokens, [left], "{ages:?}");
+    }
+}
+
 /// Their age is that of their last use: another chunk has stored them again.
 #[test]
 fn rows_that_a_chunk_has_used_lately_stay() {

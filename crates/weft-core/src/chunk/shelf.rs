@@ -183,6 +183,36 @@ mod tests {
         assert_eq!(shelf.load().unwrap().library.list(&Which::default()).len(), 0);
     }
 
+    /// A process that ended while it wrote has left a file that nobody holds.
+    #[test]
+    fn leftovers_go_when_something_is_kept() {
+        let root = tempfile::tempdir().unwrap();
+        let shelf = Shelf::new(root.path(), &tokenizer());
+        shelf.keep(&chunk("a text")).unwrap();
+        let leftover = shelf.folder().join("4194305-0.tmp");
+        fs::write(&leftover, "{").unwrap();
+        shelf.keep(&chunk("another text")).unwrap();
+        assert!(!leftover.exists());
+        assert_eq!(shelf.load().unwrap().library.list(&Which::default()).len(), 2);
+    }
+
+    /// Not only their bytes one after the other.
+    #[test]
+    fn vocabularies_differ_if_their_tokens_do() {
+        let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/prompts/tokenizer.json");
+        let with = |contents: [&str; 2]| {
+            let mut json: serde_json::Value =
+                serde_json::from_slice(&fs::read(&file).unwrap()).unwrap();
+            let first = tokenizer().vocab_size();
+            for (content, id) in contents.iter().zip(first..) {
+                let token = serde_json::json!({ "id": id, "content": content });
+                json["added_tokens"].as_array_mut().unwrap().push(token);
+            }
+            vocabulary_hash(&Tokenizer::from_bytes(json.to_string().as_bytes()).unwrap())
+        };
+        assert_ne!(with(["<|a", "b|>"]), with(["<|ab", "|>"]));
+    }
+
     #[cfg(unix)]
     #[test]
     fn nobody_else_can_read_it() {
