@@ -96,9 +96,11 @@ __device__ __forceinline__ void multiply_expert_gate_up(const Step &step, const 
     multiply<M, true>(ring, stages, sums, held, rows, own, tokens, store);
 }
 
-// x += sum of weight * (h * W_down) over the routes of up to eight tokens, in their order.
+// ---- down ---------------------------------------------------------------------------------------
+// x += sum of weight * (h * W_down) over the routes of up to eight tokens, in their order, where warps
+// share the tiles.
 template <class W>
-__device__ __forceinline__ void multiply_expert_down(const Step &step, const u8 *weights, const u16 *h, const RouteSource &routes, u16 *x) {
+__device__ __forceinline__ void multiply_expert_down_together(const Step &step, const u8 *weights, const u16 *h, const RouteSource &routes, u16 *x) {
     using M = Cut<W, EXPERT_UNITS>;
     static_assert(M::GOES_ROUND && M::TILES <= 2, "sums of a thread");
     constexpr int GROUPS = (W::ALL_TILES + M::TILES - 1) / M::TILES, BATCH = 4 / M::TILES, VALUES = M::TILES * 64;
@@ -178,4 +180,167 @@ __device__ __forceinline__ void multiply_expert_down(const Step &step, const u8 
             *to = round_one(widen(before) + sum);
         }
     }
+}
+
+// ---- slots --------------------------------------------------------------------------------------
+// Where codes of a group of an expert's tiles, of which none lies in strips, come in one piece: the ring
+// as slots for such groups, in the shared memory that the launch has for its stages and besides.
+template <class W, int UNITS_, int MORE_BYTES> struct GroupSlots {
+    static constexpr int UNITS = WARPS * UNITS_, TILE_BYTES = UNITS * W::BYTES, BYTES = W::TILES * TILE_BYTES;
+    static constexpr int STAGE_BYTES = WARPS * strip_units(UNITS_, W::CODED_BYTES) * W::BYTES;
+    static constexpr int ALL = (W::STAGES * STAGE_BYTES + MORE_BYTES) / BYTES, N = ALL < 1 ? 1 : ALL < 32 ? ALL : 32;
+    static constexpr bool IS_POSSIBLE = !W::IS_PLAIN && W::IS_UNIFORM && strips(UNITS_, W::CODED_BYTES) == 1 && ALL > 1;
+};
+template <int N> struct SlotBarriers {
+    u64 full[N], empty[N];
+    __device__ __forceinline__ void make(int readers) {
+        if (threadIdx.x == 0) {
+            for (int i = 0; i < N; ++i) {
+                barrier_init(&full[i], COPY_ARRIVALS);
+                barrier_init(&empty[i], readers);
+            }
+            barriers_made();
+        }
+        __syncthreads();
+    }
+    // Called by a whole warp that has read a slot.
+    __device__ __forceinline__ void release(int slot, int lane) {
+        before_copies();
+        __syncwarp();
+        if (lane == 0) barrier_arrive(&empty[slot]);
+    }
+};
+// The copying warp: groups of tiles of experts, as `stream_experts` takes them.
+template <class W, class Slots, class Place>
+__device__ __forceinline__ void fill_slots(SlotBarriers<Slots::N> &barriers, u8 *slots, const u8 *weights, int first, int end, Place place, int lane) {
+#if __CUDA_ARCH__ >= 900
+    if (lane != 0) return; // one lane begins bulk copies
+#endif
+    int slot = 0;
+    u32 parity = 1;
+    for (int i = first; i < end; ++i) {
+        int expert, group;
+        place(i, expert, group);
+        u64 *full = &barriers.full[slot];
+        barrier_wait(&barriers.empty[slot], parity);
+        expect_copies(full, Slots::BYTES, lane);
+        copy(slots + slot * Slots::BYTES, weights + (u64)expert * W::EXPERT_BYTES + (u64)group * Slots::BYTES, Slots::BYTES, full, lane);
+        copies_begun(full);
+        if (++slot == Slots::N) slot = 0, parity ^= 1;
+    }
+#if __CUDA_ARCH__ < 900
+    await_copies<0>();
+#endif
+}
+
+// ---- down, in four bits -------------------------------------------------------------------------
+// A warp has a group of tiles of an expert by itself, all eighths of its columns: those are so short
+// that warps who share a tile would do little else than meet. So products are there at once.
+template <class W> struct DownSlots : GroupSlots<W, EXPERT_UNITS, EXPERT_INPUT_ROWS * EXPERT_STRIDE * 2> {
+    using Slots = GroupSlots<W, EXPERT_UNITS, EXPERT_INPUT_ROWS * EXPERT_STRIDE * 2>;
+    // Units of the input that are on their way: some eighths of a row.
+    static constexpr int AHEAD = EXPERT_UNITS * (EXPERT_UNITS == 1 ? 8 : EXPERT_UNITS <= 3 ? 4 : EXPERT_UNITS <= 6 ? 2 : 1);
+    // Units of more than four bits, or with offsets, take more registers than there are.
+    static constexpr bool IS_SMALL = W::BYTES <= 144;
+    static constexpr bool ARE_ENOUGH = Slots::IS_POSSIBLE && IS_SMALL && Slots::N >= WARPS && EXPERT_UNITS <= 12;
+};
+// The products of a group of tiles with up to eight rows: of rows g of its tiles with tokens 2c and 2c +
+// 1, in lane 4g + c. `x` is this lane's part of the first unit of its token's row. Each eighth is summed
+// by itself, as every kernel does.
+template <class W> __device__ __forceinline__ void multiply_slot(float (&total)[4], const u8 *slot, const uint4 *x, int lane) {
+    using Slots = DownSlots<W>;
+    using F = typename W::Form;
+    constexpr int AHEAD = Slots::AHEAD;
+    const u32 zero = unknown_zero();
+    uint4 ahead[AHEAD];
+    float sum[4];
+#pragma unroll
+    for (int u = 0; u < AHEAD; ++u) ahead[u] = load_fresh(x + u * 4);
+#pragma unroll 1
+    for (int first = 0; first < Slots::UNITS; first += AHEAD) {
+        x += AHEAD * 4;
+        const bool goes_on = first + AHEAD < Slots::UNITS;
+#pragma unroll
+        for (int u = 0; u < AHEAD; ++u) {
+            const ColumnInput<F, false> input(ahead[u], lane, zero);
+            if (goes_on) ahead[u] = load_fresh(x + u * 4);
+            const u8 *unit = slot + u * F::BYTES;
+            if (u % EXPERT_UNITS == 0) sum[0] = sum[1] = sum[2] = sum[3] = 0.0f;
+            add_pair<F, false>(sum, unit, unit + (W::TILES - 1) * Slots::TILE_BYTES, input, lane, zero);
+            if (u % EXPERT_UNITS < EXPERT_UNITS - 1) continue;
+#pragma unroll
+            for (int e = 0; e < 4; ++e) total[e] = first + u < EXPERT_UNITS ? sum[e] : total[e] + sum[e];
+            __syncwarp(); // codes of the next eighth are not read before: registers are short
+        }
+        slot += AHEAD * F::BYTES;
+    }
+}
+
+// The same sum, where each warp has its own tiles.
+template <class W>
+__device__ __forceinline__ void multiply_expert_down_apart(const Step &step, const u8 *weights, const u16 *h, const RouteSource &routes, u16 *x) {
+    using Slots = DownSlots<W>;
+    constexpr int GROUPS = (W::ALL_TILES + W::TILES - 1) / W::TILES, ROWS = W::TILES * 8;
+    u8 *slots = dynamic_shared();
+    __shared__ SlotBarriers<Slots::N> barriers;
+    __shared__ float products[MOST_ROWS][ROWS];
+    __shared__ Distinct used;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    barriers.make(1);
+    let_next_start();
+    const u32 tokens = n_tokens(step);
+    find_distinct(used, routes, tokens);
+    const int n = used.n;
+    const Groups own{(int)((u64)GROUPS * blockIdx.x / gridDim.x), (int)((u64)GROUPS * (blockIdx.x + 1) / gridDim.x)};
+    if (warp == WARPS)
+        return fill_slots<W, Slots>(barriers, slots, weights, 0, (own.end - own.first) * n, [&](int i, int &expert, int &group) {
+            expert = used.experts[i % n], group = own.first + i / n;
+        }, lane);
+    wait_for_previous();
+    int slot = warp;
+    u32 parity = 0;
+    for (int group = own.first; group < own.end; ++group) {
+        // A thread's element of x, or none.
+        const auto element = [&](u32 thread) {
+            const u32 token = thread / ROWS, row = group * ROWS + thread % ROWS;
+            return token < min(tokens, (u32)FEW) && row < HIDDEN ? x + (u64)token * HIDDEN_STRIDE + row : nullptr;
+        };
+        const u16 *from = element(own_thread());
+        const u16 before = from ? load_fresh(from) : 0;
+        // Experts of all of a block's groups come one after the other, and warps take turns.
+        const int first = (group - own.first) * n;
+        for (int i = (warp - first % WARPS + WARPS) % WARPS; i < n; i += WARPS) {
+            // The route of a token, read anew where it is needed: registers are short.
+            const auto source = [&](u32 token) { return used.sources[used.row(i, token)]; };
+            // Tokens that do not use the expert may have any input: columns do not mix.
+            const u32 own = used.has(i, lane / 4) ? source(lane / 4) : used.sources[used.first_row[i]];
+            float total[4];
+            barrier_wait(&barriers.full[slot], parity);
+            multiply_slot<W>(total, slots + slot * Slots::BYTES, (const uint4 *)(h + own * EXPERT_STRIDE) + lane % 4, lane);
+            barriers.release(slot, lane);
+            if ((slot += WARPS) >= Slots::N) slot -= Slots::N, parity ^= 1;
+#pragma unroll
+            for (int e = 0; e < 2; ++e) {
+                const u32 token = lane % 4 * 2 + e;
+                if (!used.has(i, token)) continue;
+                float *to = products[source(token)] + lane / 4;
+                to[0] = total[e];
+                if (W::TILES == 2) to[8] = total[2 + e];
+            }
+        }
+        meet();
+        const u32 thread = own_thread(), token = thread / ROWS;
+        if (u16 *to = element(thread)) {
+            float sum = 0.0f;
+#pragma unroll 4
+            for (int i = 0; i < N_CHOSEN; ++i) sum += __fmul_rn(used.routes[token][i].weight, products[token * N_CHOSEN + i][thread % ROWS]);
+            *to = round_one(widen(before) + sum);
+        }
+        if (group + 1 < own.end) meet(); // products have been read
+    }
+}
+template <class W>
+__device__ __forceinline__ void multiply_expert_down(const Step &step, const u8 *weights, const u16 *h, const RouteSource &routes, u16 *x) {
+    if constexpr (DownSlots<W>::ARE_ENOUGH) multiply_expert_down_apart<W>(step, weights, h, routes, x);
+    else multiply_expert_down_together<W>(step, weights, h, routes, x);
 }
