@@ -32,7 +32,8 @@ impl RowShape {
     /// Rows of a node as a device packs them, if they are stored in 8 bits.
     pub(super) fn packed(&self, node: &Node) -> Option<PackedRows> {
         match node.form {
-            RowForm::Int8 { group } if self.dtype == Dtype::Bf16 => {
+            // Pairs with a scale have the size of full rows, which could be taken for them.
+            RowForm::Int8 { group } if self.dtype == Dtype::Bf16 && group > 2 => {
                 Some(PackedRows { kv_width: self.kv_width, group })
             }
             _ => None,

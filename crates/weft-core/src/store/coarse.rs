@@ -433,7 +433,7 @@ mod tests {
     fn rows_that_are_not_finite_are_refused_both_ways() {
         for wrong in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
             for dtype in [Dtype::Bf16, Dtype::F32] {
-                let header = header(dtype, 2, 4, 1);
+                let header = header(dtype, 4, 4, 1);
                 let mut numbers = numbers(8, 3);
                 numbers[5] = wrong;
                 let fine = sample(&header);
