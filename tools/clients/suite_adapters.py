@@ -166,9 +166,10 @@ def _kept():
 '''
 REFUSED = {
     "openai": [
-        "audio", "background", "conversation", "function_call", "functions", "limit", "logit_bias", "modalities", "n",
-        "max_completion_tokens", "max_tokens", "prompt", "response_format", "best_of", "suffix", "web_search_options", "tools", "tool_choice", "text", "after",
-        "previous_response_id", "top_logprobs", "include", "starting_after", "include_obfuscation", "stream_options",
+        "audio", "background", "conversation", "function_call", "functions", "limit", "logit_bias", "modalities",
+        "n", "max_completion_tokens", "max_tokens", "prompt", "response_format", "best_of", "suffix",
+        "web_search_options", "tools", "tool_choice", "text", "after", "previous_response_id", "top_logprobs",
+        "include", "starting_after", "include_obfuscation", "stream_options",
     ],
     "anthropic": [
         "betas", "container", "fallbacks", "mcp_servers", "output_config", "output_format", "temperature", "tools",

@@ -86,7 +86,7 @@ VLLM = [
     ("chunked_prompt", "", "its prompt is longer than the model's context", "maximum context length"),
     ("online", "negative_token|params_not_supported|pooling_not_supported", ERROR),
     ("online", "basic", WORDS),
-    ("online", "truncate", REFUSED),
+    ("online", "truncate|use_activation", REFUSED),
     ("online", "", ROUTE, "400 Client Error|404"),
     ("cross_encoder_online", "basic|texts|top_n", WORDS),
     ("cross_encoder_online", "max_model_len", OPTION),
