@@ -4,11 +4,11 @@
 #     tools/fuzz_campaign.sh --bundle TO
 #     TO/fuzz_campaign.sh OUT SECONDS [TARGET=INPUTS...]
 #
-# The first builds the targets as one stripped program into the folder TO, with their corpora and this
-# script. The second runs them there, all unless some are named, until each has had its inputs (ten million) or
-# the time is up; those that are named first begin first. A target's inputs are shared out among as
-# many processes as there are cores, each with its own seed; what one finds new, the others of its
-# target read.
+# The first builds the targets as one stripped program into the folder TO, with their corpora and
+# this script. The second runs them there, all unless some are named, until each has had its inputs
+# (ten million) or the time is up; those that are named first begin first. A target's inputs are
+# shared out among as many processes as there are cores, each with its own seed; what one finds new,
+# the others of its target read.
 #
 # OUT/fuzz.tar.xz is all that comes of it. In it, fuzz.json is a run file: inputs, faults, time and
 # memory of each target. faults/ has the inputs that broke a target, new/ those that reached new code,

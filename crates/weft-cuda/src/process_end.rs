@@ -20,6 +20,9 @@ static ENDED: Condvar = Condvar::new();
 /// other programs need the cores.
 const END: Duration = Duration::from_secs(30);
 
+/// How long a user who does not want to wait does wait for the output.
+const FLUSH: Duration = Duration::from_millis(100);
+
 /// A compiler that runs.
 pub(crate) struct Running;
 
@@ -71,8 +74,10 @@ extern "C" fn end() {
 /// whatever other threads load, compile or compute is left as it is. For a user who does not want to
 /// wait.
 pub fn leave(status: i32) -> ! {
-    let _ = std::io::stdout().flush();
-    let _ = std::io::stderr().flush();
+    // The thread that holds the output may wait for a pipe that nobody reads.
+    let (done, is_done) = std::sync::mpsc::channel();
+    std::thread::spawn(move || done.send(std::io::stdout().flush().is_ok()));
+    let _ = is_done.recv_timeout(FLUSH);
     // SAFETY: it takes a number and does not return.
     unsafe { _exit(status) }
 }
