@@ -244,7 +244,7 @@ fn of_parcels() -> &'static (Arc<Tokenizer>, Arc<Template>) {
 }
 
 /// The body of a chat, or by its first character: of a completion (`0`), of Anthropic's Messages
-/// (`1`), of OpenAI's Responses (`2`), of Ollama's routes (`3`).
+/// (`1`), of OpenAI's Responses (`2`), of Ollama's routes (`3`), of llama.cpp's completion (`4`).
 pub fn request(input: &[u8]) {
     let reader = reader();
     match input {
@@ -252,6 +252,7 @@ pub fn request(input: &[u8]) {
         [b'1', body @ ..] => reader.messages(body),
         [b'2', body @ ..] => reader.responses(body),
         [b'3', body @ ..] => reader.ollama(body),
+        [b'4', body @ ..] => reader.llama(body),
         body => reader.chat(body),
     };
 }

@@ -142,14 +142,14 @@ fn texts_of(prompt: Value) -> Result<Value, ApiError> {
 mod tests {
     use super::*;
 
-    fn read(json: Value) -> Result<LlamaCompletion, Value> {
-        LlamaCompletion::from_json(&json).map_err(|error| error.json()["error"]["param"].clone())
+    fn read(json: &Value) -> Result<LlamaCompletion, Value> {
+        LlamaCompletion::from_json(json).map_err(|error| error.json()["error"]["param"].clone())
     }
 
     #[test]
     fn prompts_are_texts_tokens_or_both() {
         let n = |prompt: Value| {
-            let read = read(json!({"prompt": prompt})).unwrap_or_else(|_| panic!());
+            let read = read(&json!({"prompt": prompt})).unwrap_or_else(|_| panic!());
             (read.texts.prompts.len(), read.options.is_list)
         };
         assert_eq!(n(json!("a")), (1, false));
@@ -163,7 +163,7 @@ mod tests {
     #[test]
     fn what_weft_does_not_do_is_refused_by_its_field() {
         let param = |field: &str, value: Value| {
-            read(json!({"prompt": "a", field: value})).map(|_| ()).unwrap_err()
+            read(&json!({"prompt": "a", field: value})).map(|_| ()).unwrap_err()
         };
         assert_eq!(param("post_sampling_probs", json!(true)), "post_sampling_probs");
         assert_eq!(param("image_data", json!([{"data": "", "id": 1}])), "image_data");
@@ -176,9 +176,9 @@ mod tests {
         );
         assert_eq!(param("prompt", json!([{"a": 1}])), "prompt");
         assert_eq!(param("response_fields", json!(vec!["a"; 65])), "response_fields");
-        assert_eq!(read(json!({})).map(|_| ()).unwrap_err(), "prompt");
+        assert_eq!(read(&json!({})).map(|_| ()).unwrap_err(), "prompt");
         let off = json!({"prompt": "a", "post_sampling_probs": false, "image_data": [],
             "t_max_predict_ms": 0, "n_indent": 0, "samplers": ["top_k"], "id_slot": -1});
-        assert!(read(off).is_ok());
+        assert!(read(&off).is_ok());
     }
 }
