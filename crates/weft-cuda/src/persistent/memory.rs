@@ -113,9 +113,11 @@ impl Words {
         self.memories.each_ref().map(Memory::address)
     }
 
-    /// Takes everything out of the rows without numbers, in the stream.
-    pub(crate) fn empty_bare(&self, gpu: &Gpu) -> Result<(), CudaError> {
-        self.bare.iter().try_for_each(|bare| gpu.fill(bare, 0..bare.bytes, NOTHING))
+    /// Takes everything out of the rows without numbers, in the stream, if a launch of so many
+    /// tokens has such rows.
+    pub(crate) fn empty_bare(&self, gpu: &Gpu, n_tokens: usize) -> Result<(), CudaError> {
+        let mut bare = self.bare.iter().filter(|_| n_tokens == BARE_TOKENS);
+        bare.try_for_each(|bare| gpu.fill(bare, 0..bare.bytes, NOTHING))
     }
 
     /// Where they lie.

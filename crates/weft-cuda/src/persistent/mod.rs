@@ -391,9 +391,7 @@ pub(crate) fn launch(device: &mut CudaDevice, run: Run) -> Result<(), CudaError>
     let persistent = device.persistent.as_ref().expect("as above");
     let n_tokens = device.lists.counts.n_tokens;
     let n_stages = persistent.n_stages(n_tokens);
-    if n_tokens == BARE_TOKENS {
-        persistent.words.empty_bare(gpu)?;
-    }
+    persistent.words.empty_bare(gpu, n_tokens)?;
     let [x, qkv, a, h, part_sums, part_weights, cells, candidates, done, chosen, route_logits] =
         persistent.words.addresses();
     let of_experts = device.config.experts.as_ref().map(|_| buffers.experts());
