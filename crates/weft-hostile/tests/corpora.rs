@@ -45,7 +45,9 @@ fn every_target_is_built_and_run() {
         let program = fs::read_to_string(fuzz().join(format!("targets/{name}.rs"))).unwrap();
         assert!(program.contains(&format!("weft_fuzz::{name}(input)")), "{program}");
     }
-    assert_eq!(manifest.matches("[[bin]]").count(), named.len());
+    // And one program that runs any of them, for a campaign on another machine.
+    assert_eq!(manifest.matches("[[bin]]").count(), named.len() + 1);
+    assert!(manifest.contains("[[bin]]\nname = \"any\"\n"), "no program any");
     assert!(script.contains(&format!("targets=({})", named.join(" "))), "fuzz/run");
 }
 
