@@ -28,7 +28,8 @@ const HELP: [&str; 4] = ["-h", "--help", "-V", "--version"];
 /// The beginning of all variables.
 const PREFIX: &str = "WEFT_";
 /// Variables that are no flags.
-const OTHER_VARIABLES: [&str; 3] = ["WEFT_CONFIG", weft_cpu::ISA_VARIABLE, "WEFT_KERNEL_CACHE"];
+const OTHER_VARIABLES: [&str; 4] =
+    ["WEFT_CONFIG", weft_cpu::ISA_VARIABLE, "WEFT_KERNEL_CACHE", "WEFT_KERNEL_SOURCES"];
 
 /// Parses the command line, the environment and the config file.
 pub(crate) fn parse() -> Result<Cli, CliError> {

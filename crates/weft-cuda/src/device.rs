@@ -22,7 +22,7 @@ use crate::error::CudaError;
 use crate::graphs::{self, Graphs};
 use crate::host_experts::OnHost;
 use crate::in_flight::{Asked, InFlight};
-use crate::kernels::Kernels;
+use crate::kernels::{self, Kernels};
 use crate::kv::{Kv, place};
 use crate::logits::HostLogits;
 use crate::modules::Modules;
@@ -274,7 +274,9 @@ impl Device for CudaDevice {
 
     fn details(&self) -> Option<String> {
         let (all, here) = self.modules.compiled();
-        let modules = format!("{all} modules of kernels, {here} of them compiled now");
+        let from = kernels::source_folder();
+        let from = from.map_or_else(String::new, |path| format!(" from {}", path.display()));
+        let modules = format!("{all} modules of kernels{from}, {here} of them compiled now");
         Some(match (self.launches, self.coming) {
             (Launches::Auto, Coming::Settled) => format!("{}; {modules}", self.choice),
             (Launches::Auto, _) => format!("graph until persistent is compiled; {modules}"),

@@ -2,6 +2,8 @@
 
 mod files;
 
+use std::path::{Path, PathBuf};
+
 use weft_core::config::Config;
 use weft_core::weights::Forms;
 
@@ -68,26 +70,51 @@ const MATRICES: &str = "generated/matrices.cuh";
 const EXPERT_MATRICES: &str = "generated/experts.cuh";
 const LAYOUTS: &str = "generated/layouts.cuh";
 
+/// The variable that names a folder laid out as `crates/weft-cuda/src`. Its files are compiled instead
+/// of the program's own, so that a kernel can be changed and timed without building the program.
+const SOURCES_VARIABLE: &str = "WEFT_KERNEL_SOURCES";
+
+/// The folder that the variable names.
+pub(crate) fn source_folder() -> Option<PathBuf> {
+    std::env::var_os(SOURCES_VARIABLE).filter(|value| !value.is_empty()).map(PathBuf::from)
+}
+
 /// All files that kernels are compiled from, for a model and a GPU.
 pub fn sources(
     config: &Config,
     forms: &Forms,
     chip: Chip,
 ) -> Result<Vec<(String, String)>, CudaError> {
-    Ok(files_for(config, &Shape::new(config, forms, chip)?))
+    files_for(config, &Shape::new(config, forms, chip)?, source_folder().as_deref())
 }
 
-fn files_for(config: &Config, shape: &Shape) -> Vec<(String, String)> {
-    let own = |(name, text): &(&str, &str)| ((*name).to_owned(), (*text).to_owned());
+fn files_for(
+    config: &Config,
+    shape: &Shape,
+    folder: Option<&Path>,
+) -> Result<Vec<(String, String)>, CudaError> {
+    let own = |(name, text): &(&str, &str)| {
+        let text = folder.map_or_else(|| Ok((*text).to_owned()), |folder| read(folder, name))?;
+        Ok(((*name).to_owned(), text))
+    };
     let kernels = [KERNELS, TILED, DENSE, DENSE_TILED, EXPERTS, EXPERTS_TILED];
     let kernels = kernels.into_iter().chain([ATTEND_BLOCK, ATTEND_TILED]).flatten();
     let kernels = kernels.map(|(_, file)| file).chain([&PERSISTENT]);
-    let mut files: Vec<(String, String)> = kernels.chain(HEADERS).map(own).collect();
+    let mut files =
+        kernels.chain(HEADERS).map(own).collect::<Result<Vec<(String, String)>, CudaError>>()?;
     files.push((CONSTANTS.to_owned(), constants::header(config, shape)));
     files.push((MATRICES.to_owned(), shape.matrices.header()));
     files.push((EXPERT_MATRICES.to_owned(), experts::header(config, shape)));
     files.push((LAYOUTS.to_owned(), layouts::header()));
-    files
+    Ok(files)
+}
+
+fn read(folder: &Path, name: &str) -> Result<String, CudaError> {
+    let path = folder.join(name);
+    std::fs::read_to_string(&path).map_err(|error| {
+        let (path, variable) = (path.display(), SOURCES_VARIABLE);
+        CudaError::Unavailable(format!("{path}: {error}; {variable} names that folder"))
+    })
 }
 
 /// The modules of a model's kernels for a GPU, in the order of their stages. Those that run a whole
@@ -99,7 +126,7 @@ pub fn modules(
     with_persistent: bool,
 ) -> Result<Vec<ModuleSource>, CudaError> {
     let shape = Shape::new(config, forms, chip)?;
-    let files = files_for(config, &shape);
+    let files = files_for(config, &shape, source_folder().as_deref())?;
     let mut kinds = vec![KERNELS, if shape.attends_tiled() { ATTEND_TILED } else { ATTEND_BLOCK }];
     let mut add = |is_there: bool, kernels: &'static [_], tiled: &'static [_]| {
         kinds.extend(is_there.then_some(kernels));
@@ -354,6 +381,27 @@ mod tests {
             let has = |module: &ModuleSource| module.program.files.iter().any(|f| f.0 == name);
             assert!(all.iter().any(has), "{name} is in no module");
         }
+    }
+
+    #[test]
+    fn a_folder_s_files_are_compiled_instead() {
+        let config = weft_core::shapes::config("qwen3-0.6b").unwrap();
+        let shape = Shape::new(&config, &Forms::default(), Chip::HOPPER).unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        let generated = |name: &str| name.starts_with("generated/");
+        for (name, text) in hopper().iter().filter(|(name, _)| !generated(name)) {
+            let path = folder.path().join(name);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, format!("{text}// changed")).unwrap();
+        }
+        let files = files_for(&config, &shape, Some(folder.path())).unwrap();
+        for ((name, text), (_, own)) in files.iter().zip(hopper()) {
+            let expected = if generated(name) { own } else { own + "// changed" };
+            assert!(*text == expected, "{name}");
+        }
+        std::fs::remove_file(folder.path().join("ops/embed.cu")).unwrap();
+        let error = files_for(&config, &shape, Some(folder.path())).unwrap_err().to_string();
+        assert!(error.contains("embed.cu") && error.contains(SOURCES_VARIABLE), "{error}");
     }
 
     #[test]
