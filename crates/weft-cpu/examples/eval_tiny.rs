@@ -8,7 +8,6 @@
 //! An answer counts if its whole text is right and it ended by itself. Sampling is greedy;
 //! documents are in the file's order and tokenised separately, as in `weft ask`.
 
-#[path = "held_out/mod.rs"]
 mod held_out;
 
 use std::collections::{BTreeMap, BTreeSet};
