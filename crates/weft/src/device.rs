@@ -13,6 +13,9 @@ use crate::memory::available_memory;
 use crate::self_test;
 use crate::self_test::Passed;
 
+#[cfg(feature = "cuda")]
+pub use weft_cuda::Launches;
+
 /// The device that the caller asks for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum DeviceChoice {
@@ -168,8 +171,8 @@ impl Chosen {
             #[cfg(all(feature = "cuda", not(feature = "cpu")))]
             Self::Cuda(_) => Err(Error::Experts("this program has no CPU device")),
             #[cfg(feature = "cpu")]
-            Self::Cpu => Err(Error::Experts("the CPU device has them there anyway")),
-            Self::Reference => Err(Error::Experts("the reference device has them there anyway")),
+            Self::Cpu => Err(Error::Experts("the CPU device keeps them there anyway")),
+            Self::Reference => Err(Error::Experts("the reference device keeps them there anyway")),
         }
     }
 
@@ -290,7 +293,7 @@ mod tests {
         for (chosen, config, reason) in [
             (Chosen::Cuda(Launches::Auto), &dense, "the model has no experts"),
             (Chosen::Cuda(Launches::Persistent), &sparse, "persistent kernel"),
-            (Chosen::Cpu, &sparse, "the CPU device has them there anyway"),
+            (Chosen::Cpu, &sparse, "the CPU device keeps them there anyway"),
             (Chosen::Reference, &sparse, "the reference device"),
         ] {
             let refused = placed(chosen, config).unwrap_err().to_string();
