@@ -80,8 +80,9 @@ impl ModelSource for ServedModels {
 
     fn about(&self, model: &ModelName) -> Option<About> {
         let args = self.args_of(model);
-        let context =
-            |config: &Config| args.ctx_size.unwrap_or(Options::DEFAULT_CONTEXT).min(config.max_positions);
+        let context = |config: &Config| {
+            args.ctx_size.unwrap_or(Options::DEFAULT_CONTEXT).min(config.max_positions)
+        };
         let about =
             |config: &Config, weights: &dyn Weights| about(config, weights, context(config));
         let Some(name) = &args.model else {

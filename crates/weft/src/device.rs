@@ -46,7 +46,7 @@ pub enum ExpertsPlace {
 pub enum Chosen {
     /// A CUDA GPU, with its way of launching kernels.
     #[cfg(feature = "cuda")]
-    Cuda(weft_cuda::Launches),
+    Cuda(Launches),
     /// A CUDA GPU, with the model's experts in main memory.
     #[cfg(all(feature = "cuda", feature = "cpu"))]
     CudaWithHostExperts,
@@ -76,7 +76,7 @@ pub(crate) struct DeviceOptions {
     pub(crate) device: DeviceChoice,
     pub(crate) experts: ExpertsPlace,
     #[cfg(feature = "cuda")]
-    pub(crate) launches: weft_cuda::Launches,
+    pub(crate) launches: Launches,
 }
 
 impl DeviceOptions {
@@ -163,7 +163,7 @@ impl Chosen {
         }
         match self {
             #[cfg(feature = "cuda")]
-            Self::Cuda(weft_cuda::Launches::Persistent) => {
+            Self::Cuda(Launches::Persistent) => {
                 Err(Error::Experts("a persistent kernel cannot wait for the CPU"))
             }
             #[cfg(all(feature = "cuda", feature = "cpu"))]
@@ -228,7 +228,7 @@ impl Chosen {
             }),
             #[cfg(all(feature = "cuda", feature = "cpu"))]
             Self::CudaWithHostExperts => match self_test::cpu() {
-                Ok(_) => Self::Cuda(weft_cuda::Launches::Graph).test_beside(config, load),
+                Ok(_) => Self::Cuda(Launches::Graph).test_beside(config, load),
                 Err(reason) => Ok((None, Tested::Failed(reason))),
             },
             #[cfg(feature = "cpu")]
@@ -277,7 +277,6 @@ impl Chosen {
 #[cfg(all(test, feature = "cuda", feature = "cpu"))]
 mod tests {
     use weft_core::shapes;
-    use weft_cuda::Launches;
 
     use super::*;
 

@@ -40,7 +40,8 @@ pub enum RerankError {
     NoToken(&'static str),
     /// Yes and no begin with the same token.
     #[error(
-        "this model cannot rank documents: its tokens do not tell yes from no; use Qwen3-Reranker"
+        "this model cannot rank documents: its words yes and no begin with the same token; use \
+         Qwen3-Reranker"
     )]
     SameToken,
     /// A text cannot be encoded.

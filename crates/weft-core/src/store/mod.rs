@@ -137,7 +137,7 @@ impl Store {
     /// Updates the index with the changes of other processes.
     pub fn refresh(&mut self) {
         if let Err(error) = self.reindex() {
-            self.warnings.add(format!("cannot list the chunk folder {:?}: {error}", self.folder));
+            self.warnings.add(format!("cannot list the cache folder {:?}: {error}", self.folder));
         }
     }
 
