@@ -47,8 +47,8 @@ pub(crate) struct ServeArgs {
     /// Load any model of the hub or its cache that a client names; paths are refused
     #[arg(long)]
     pub(crate) allow_load: bool,
-    /// How long an unused model stays loaded, such as 10m or 1h, or `forever` (default: 10m; the only
-    /// model of a server stays)
+    /// How long an unused model stays loaded, such as 10m or 1h, or `forever` (default: 10m; the
+    /// only model of a server stays)
     #[arg(long, value_name = "TIME")]
     pub(crate) keep_loaded: Option<KeepLoaded>,
     /// Maximum number of models in memory at a time (default: as many as fit)

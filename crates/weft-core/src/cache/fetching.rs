@@ -34,8 +34,8 @@ pub(crate) struct Brought {
 }
 
 impl Cache {
-    /// Starts to bring a node's rows into the device's pages, promised ones if the node has none. The
-    /// lane needs the first `n_tokens` of them.
+    /// Starts to bring a node's rows into the device's pages, promised ones if the node has none.
+    /// The lane needs the first `n_tokens` of them.
     pub(crate) fn bring(
         &mut self,
         id: NodeId,

@@ -111,8 +111,8 @@ pub trait Device: Send {
         None
     }
 
-    /// The log-probabilities of the token that [`Device::chosen`] returns. A device that chooses for
-    /// a sampler that reports them returns the sampler's.
+    /// The log-probabilities of the token that [`Device::chosen`] returns. A device that chooses
+    /// for a sampler that reports them returns the sampler's.
     fn logprobs(&self, lane: usize, output: usize) -> Option<Logprobs> {
         let _ = (lane, output);
         None

@@ -95,7 +95,8 @@ pub(super) struct Placement {
 }
 
 impl Placement {
-    /// Looks up the pieces of the prompt's first `limit` tokens, among the rows of a group or of all.
+    /// Looks up the pieces of the prompt's first `limit` tokens, among the rows of a group or of
+    /// all.
     pub(super) fn look_up(
         cache: &Cache,
         composition: &Composition,
@@ -247,8 +248,8 @@ impl Planner<'_> {
         self.cache.longest(parent, &self.tokens[range.start..end])
     }
 
-    /// The form in which a whole piece after a context is stored, and the node that has it. Full rows
-    /// serve an approximate piece too, and are preferred unless they are in a slower tier.
+    /// The form in which a whole piece after a context is stored, and the node that has it. Full
+    /// rows serve an approximate piece too, and are preferred unless they are in a slower tier.
     fn whole(
         &self,
         piece: &Piece,
