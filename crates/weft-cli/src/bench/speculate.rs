@@ -180,7 +180,7 @@ impl Bench<'_> {
         Ok(rows("always wrong", &text, &plain, &cases))
     }
 
-    /// Loads a draft model onto a device of its own.
+    /// Loads a draft model onto its own device.
     fn add_draft_model(&mut self, shape: &str, limits: Limits) -> Result<(), CliError> {
         let random = ShapeArgs { shape: Some(shape.to_owned()), seed: DRAFT_SEED };
         let subject = Subject::of_shape(&random)?;

@@ -55,7 +55,7 @@ pub(super) enum Way {
     Fetch,
     /// They are computed.
     Compute,
-    /// They are computed, and read by nobody who waits, to measure the tier.
+    /// They are computed. They are also read, to measure the tier, and nothing waits for that.
     ComputeAndTry,
 }
 

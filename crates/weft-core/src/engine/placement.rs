@@ -12,7 +12,7 @@
 //! on, each page holds the rows of 64 positions, whatever nodes they belong to. The result
 //! therefore depends neither on where a prompt was cut nor on which rows were cached.
 //!
-//! If rows of approximate pieces are stored coarsely, these pieces have a place of their own in the
+//! If rows of approximate pieces are stored coarsely, these pieces have their own place in the
 //! cache, and so has everything after them: exact pieces find neither.
 
 use std::ops::Range;

@@ -10,7 +10,7 @@ use super::Passage;
 use crate::engine::Reading;
 use crate::tokenizer::{Tokenizer, TokenizerError};
 
-/// What the model is told to look for, if the caller says nothing.
+/// The instruction that the model gets if the caller gives none.
 const INSTRUCTION: &str =
     "Given a web search query, retrieve relevant passages that answer the query";
 
