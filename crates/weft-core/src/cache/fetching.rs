@@ -208,7 +208,7 @@ impl Cache {
                 }
             }
             (None, Tier::Remote) => {
-                // An absence tells how long the store takes to answer.
+                // An absence shows how long the store takes to answer.
                 time.into_iter().for_each(|time| self.speeds.count_read(tier, 0, time));
             }
             (None, _) => {

@@ -41,12 +41,12 @@ pub(super) struct Arrival {
 }
 
 /// The channel on which news comes.
-pub(super) struct Newsroom {
+pub(super) struct NewsChannel {
     pub(super) to: Sender<News>,
     pub(super) from: Receiver<News>,
 }
 
-impl Default for Newsroom {
+impl Default for NewsChannel {
     fn default() -> Self {
         let (to, from) = channel();
         Self { to, from }
@@ -65,7 +65,7 @@ pub(super) struct Fetching {
 
 impl Fetching {
     /// Starts to wait for the rows of a node.
-    pub(super) fn new(node: NodeId, tier: Tier, news: &Newsroom) -> (Self, Awaited) {
+    pub(super) fn new(node: NodeId, tier: Tier, news: &NewsChannel) -> (Self, Awaited) {
         let ticket = Arc::new(());
         let (since, to) = (Instant::now(), Some(news.to.clone()));
         let awaited = Awaited { node, ticket: Arc::downgrade(&ticket), since, to };

@@ -1,4 +1,4 @@
-//! Chunks on disk: one file per chunk holds its KV rows.
+//! KV rows on disk: each file holds the rows of some tokens after a context.
 //!
 //! The store defines the folder, the file format, the checks before rows are returned, and
 //! eviction. It knows neither engine nor device: rows are bytes, and keys and fingerprints come
