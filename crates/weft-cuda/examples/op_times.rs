@@ -1,5 +1,6 @@
 //! Times each op of a plan on the GPU, all layers of it as one graph: what the host, launches and
-//! other ops cost is not in the figures. Prints one JSON object per line.
+//! other ops cost is not in the figures. The context is computed first: a GPU needs less power for
+//! products of zeros, and may run faster on them. Prints one JSON object per line.
 //!
 //!     cargo run --release -p weft-cuda --example op_times -- qwen3-0.6b 200 1 | tee times.jsonl
 //!
@@ -15,6 +16,8 @@ use weft_core::weights::{Coded, Forms, Quantised, RandomWeights, Weights};
 use weft_cuda::{CudaDevice, Options};
 
 const REPEATS: usize = 20;
+/// The fewest tokens that steps have room for, so that the context takes few of them.
+const STEP_TOKENS: usize = 512;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut arguments = std::env::args().skip(1);
@@ -28,7 +31,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     }
     let rows = context + n_tokens;
     let limits = Limits {
-        step_tokens: n_tokens.max(8),
+        step_tokens: n_tokens.max(STEP_TOKENS),
         step_outputs: 8,
         positions: rows,
         pages: pages_for(rows),
@@ -36,27 +39,19 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let weights = weights(&config, bits);
     let forms = Forms::of(&*weights, &config);
     let mut device = CudaDevice::new(&config, &*weights, Options::new(limits))?;
-    let span = Span {
-        pages: (0..limits.pages as u32).collect(),
-        first_row: 0,
-        len: rows,
-        home_position: 0,
-        position: 0,
-    };
-    let positions: Vec<u32> = (context..rows).map(|row| row as u32).collect();
-    let lane = Lane {
-        tokens: &positions,
-        positions: &positions,
-        key_positions: &positions,
-        store_at: &positions,
-        spans: &[span],
-        marks: &[],
-        outputs: Outputs::Last,
-    };
     assert!(rows <= limits.pages * PAGE_ROWS && rows <= config.vocab);
-    let step = Step { lanes: &[lane] };
-    let work = step.work();
     let all = plan(&config);
+    let numbers: Vec<u32> = (0..rows as u32).collect();
+    for first in (0..context).step_by(limits.step_tokens) {
+        let end = context.min(first + limits.step_tokens);
+        let spans = [span(end)];
+        let lane = Lane { outputs: Outputs::None, ..lane(&numbers[first..end], &spans) };
+        device.run(&all, &Step { lanes: &[lane] })?;
+    }
+    let spans = [span(rows)];
+    let lanes = [lane(&numbers[context..], &spans)];
+    let step = Step { lanes: &lanes };
+    let work = step.work();
     let names = names(&all);
     let with = |name: &str| all.iter().copied().filter(|op| op.name() == name).collect::<Vec<_>>();
     let without = |name: &str| all.iter().copied().filter(|op| op.name() != name).collect();
@@ -84,6 +79,25 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         time(&format!("all but {name}"), without(name))?;
     }
     Ok(())
+}
+
+/// Rows from position 0 on, in as many pages.
+fn span(rows: usize) -> Span {
+    let pages = (0..pages_for(rows) as u32).collect();
+    Span { pages, first_row: 0, len: rows, home_position: 0, position: 0 }
+}
+
+/// Tokens that are also their positions and slots.
+fn lane<'a>(numbers: &'a [u32], spans: &'a [Span]) -> Lane<'a> {
+    Lane {
+        tokens: numbers,
+        positions: numbers,
+        key_positions: numbers,
+        store_at: numbers,
+        spans,
+        marks: &[],
+        outputs: Outputs::Last,
+    }
 }
 
 /// Random weights of so many bits, or in bf16.
