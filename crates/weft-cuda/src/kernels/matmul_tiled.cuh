@@ -134,6 +134,83 @@ template <int STAGES> struct Reader {
 // Whether chains end with stages, which hold two units.
 constexpr bool takes_stages(int units, int chains) { return units % 2 == 0 && chain_units(units, chains) % 2 == 0; }
 
+// A group's products of one stage after the other. The registers of rows are loaded while products
+// of the half before run.
+template <int TOKENS> struct StageProducts {
+    using Shape = TiledShape<TOKENS>;
+    static constexpr int N = TOKENS / 2;
+    Reader<Shape::STAGES> &reader;
+    const u8 *rows;
+    u32 tokens;
+    int lane, left;
+    int before = -1; // the stage that is not released yet
+    RowUnit even, odd;
+    __device__ __forceinline__ StageProducts(Reader<Shape::STAGES> &reader, const u8 *stages, int warp, int lane, int n)
+        : reader(reader), rows(stages + warp * 4 * UNIT_BYTES + lane * 16), tokens(shared_address(stages) + STAGE_ROWS_BYTES), lane(lane), left(n) {
+        reader.await();
+        even.load(rows + reader.stage * Shape::STAGE);
+    }
+    // When it returns, all products but those of this stage are complete.
+    __device__ __forceinline__ void begin(float (&sum)[N], int adds) {
+        const int at = reader.stage * Shape::STAGE;
+        wgmma32(sum, even, tokens + at, adds);
+        products_await<1>();
+        if (before >= 0) reader.release(before, lane);
+        odd.load(rows + at + UNIT_BYTES);
+        wgmma32(sum, odd, tokens + at + 64, 1);
+        before = reader.stage;
+        reader.next();
+    }
+    __device__ __forceinline__ void end() {
+        products_await<1>();
+        if (--left > 0) {
+            reader.await();
+            even.load(rows + reader.stage * Shape::STAGE);
+        }
+    }
+};
+
+template <int N> __device__ __forceinline__ void add_chain(float (&total)[N], float (&sum)[N]) {
+    hold(sum);
+#pragma unroll
+    for (int i = 0; i < N; ++i) total[i] += sum[i];
+    hold(total); // here, and not when the next chain needs the registers
+}
+
+// Whether chains are so short that a pause after each counts, and two sets of their sums fit.
+constexpr bool takes_turns(int units, int chains, int tokens) {
+    return takes_stages(units, chains) && chain_units(units, chains) <= 4 && tokens == 128;
+}
+// The same sums as those of `sum_tile`, with two sets of registers for chains: while one chain runs,
+// the one before is added to the total, so that products never pause. All of it is unrolled: the
+// compiler would make every product wait if sums were read in another round of a loop than they were
+// computed in.
+template <int UNITS, int CHAINS, int TOKENS>
+__device__ __forceinline__ void sum_tile_by_turns(float (&total)[TOKENS / 2], Reader<TiledShape<TOKENS>::STAGES> &reader, const u8 *stages,
+                                                 int warp, int lane) {
+    constexpr int N = TOKENS / 2, LONG = chain_units(UNITS, CHAINS) / 2, SHORT = CHAINS == 1 ? LONG : UNITS / 2 - LONG; // stages
+    float one[N], other[N];
+#pragma unroll
+    for (int i = 0; i < N; ++i) total[i] = 0.0f, other[i] = 0.0f;
+    StageProducts<TOKENS> products(reader, stages, warp, lane, UNITS * WARPS / 2);
+#pragma unroll
+    for (int i = 0; i < WARPS * CHAINS / 2; ++i) {
+        products.begin(one, 0);
+        add_chain(total, other);
+        products.end();
+#pragma unroll
+        for (int s = 1; s < LONG; ++s) products.begin(one, 1), products.end();
+        products.begin(other, 0);
+        add_chain(total, one);
+        products.end();
+#pragma unroll
+        for (int s = 1; s < SHORT; ++s) products.begin(other, 1), products.end();
+    }
+    products_await<0>();
+    add_chain(total, other);
+    reader.release(products.before, lane);
+}
+
 // The sums of a group's 64 rows x TOKENS tokens.
 template <int UNITS, int CHAINS, int TOKENS>
 __device__ __forceinline__ void sum_tile(float (&total)[TOKENS / 2], Reader<TiledShape<TOKENS>::STAGES> &reader, const u8 *stages,
@@ -225,6 +302,7 @@ static_assert(STAGED_TOKENS == SQUARE, "results of a square of tokens");
 template <int UNITS, int CHAINS, int TOKENS, class MakeWalk, class Store>
 __device__ __forceinline__ void multiply_tiles(const u8 *weights, int n_blocks, const u8 *x, MakeWalk make_walk, Store store) {
     using Shape = TiledShape<TOKENS>;
+    constexpr bool TURNS = takes_turns(UNITS, CHAINS, TOKENS);
     u8 *memory = dynamic_shared();
     u8 *stages = memory + (1024 - shared_address(memory) % 1024) % 1024;
     __shared__ TiledRing<Shape::STAGES> ring;
@@ -238,15 +316,16 @@ __device__ __forceinline__ void multiply_tiles(const u8 *weights, int n_blocks, 
     let_next_start();
     const auto walk = make_walk();
     if (group == 2) {
-        leave_registers<TOKENS == 192 ? 56 : 72>();
+        leave_registers<TURNS || TOKENS == 192 ? 56 : 72>();
         copy_tiles<UNITS, TOKENS>(ring, stages, weights, n_blocks, x, walk, rank, warp - 8, lane);
     } else {
-        take_registers<TOKENS == 192 ? 224 : 216>();
+        take_registers<TURNS || TOKENS == 192 ? 224 : 216>();
         Reader<Shape::STAGES> reader{ring};
         u8 *staged = stages + Shape::STAGES * Shape::STAGE + group * STAGED_TOKENS * STAGED_STRIDE;
         float total[TOKENS / 2];
         for (int tile = walk.first; tile < walk.end; tile += walk.step) {
-            sum_tile<UNITS, CHAINS, TOKENS>(total, reader, stages, warp, lane);
+            if constexpr (TURNS) sum_tile_by_turns<UNITS, CHAINS, TOKENS>(total, reader, stages, warp, lane);
+            else sum_tile<UNITS, CHAINS, TOKENS>(total, reader, stages, warp, lane);
             const u32 block = walk.pair(tile) * 2 + rank;
             if (block >= (u32)n_blocks) continue;
             store(walk.at(tile), block * 128 + group * 64, total, staged);
