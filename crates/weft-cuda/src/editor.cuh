@@ -52,6 +52,7 @@ __device__ unsigned max(int a, unsigned b);
 __device__ unsigned max(unsigned a, int b);
 __device__ unsigned long long max(unsigned long long a, unsigned long long b);
 __device__ float fmaxf(float a, float b);
+__device__ float fminf(float a, float b);
 __device__ float fabsf(float x);
 __device__ float sqrtf(float x);
 __device__ float expf(float x);

@@ -23,6 +23,7 @@ inline float half_to_float(u16 half) {
     const float magnitude = __uint_as_float((half & 0x7fffu) << 13) * 0x1p112f;
     return half & 0x8000 ? -magnitude : magnitude;
 }
+inline float reciprocal_near(float x) { return 1.0f / x; }
 inline float exp2_of(float x) { return exp2f(x); }
 inline void mma(float (&d)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
     const u32 lane = current->thread % 32;

@@ -37,6 +37,12 @@ __device__ __forceinline__ float half_to_float(u16 half) {
     asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(half));
     return value;
 }
+// 1 / x of a normal number whose reciprocal is normal, off by at most one place of its last bit.
+__device__ __forceinline__ float reciprocal_near(float x) {
+    float y;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
 __device__ __forceinline__ float exp2_of(float x) {
     float y;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
