@@ -266,6 +266,19 @@ __device__ __forceinline__ void copy(void *to, const void *from, u32 bytes, u64 
     for (u32 i = lane * 16; i < bytes; i += 512) copy_chunk((u8 *)to + i, (const u8 *)from + i);
 #endif
 }
+// The same of what nobody reads again for long: it is the first that the L2 gives up, before what
+// blocks hand to one another and before instructions.
+__device__ __forceinline__ void copy_passing(void *to, const void *from, u32 bytes, u64 *barrier, int lane) {
+#if __CUDA_ARCH__ >= 900
+    if (lane == 0)
+        asm volatile("{ .reg .b64 policy; createpolicy.fractional.L2::evict_first.b64 policy, 1.0;\n"
+                     "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], policy; }"
+                     :: "r"(shared_address(to)), "l"(from), "r"(bytes), "r"(shared_address(barrier))
+                     : "memory");
+#else
+    copy(to, from, bytes, barrier, lane);
+#endif
+}
 // Eight of them, of `bytes` each, with equal distances.
 __device__ __forceinline__ void copy_eight(u8 *to, u32 to_stride, const u8 *from, u32 from_stride, u32 bytes, u64 *barrier, int lane) {
 #if __CUDA_ARCH__ >= 900
