@@ -69,6 +69,7 @@ inline TwoWords load_two_relaxed(const u64 *at) {
     let_others_run();
     return words;
 }
+inline void store_two_relaxed(u64 *at, TwoWords words) { at[0] = words.first, at[1] = words.second; }
 inline uint4 load_four_relaxed(const uint4 *at) {
     const uint4 words = *at;
     let_others_run();

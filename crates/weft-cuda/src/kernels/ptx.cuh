@@ -146,6 +146,9 @@ __device__ __forceinline__ TwoWords load_two_relaxed(const u64 *at) {
                  : "=l"(words.first), "=l"(words.second) : "l"(at) : "memory");
     return words;
 }
+__device__ __forceinline__ void store_two_relaxed(u64 *at, TwoWords words) {
+    asm volatile("st.relaxed.gpu.global.v2.u64 [%0], {%1, %2};" :: "l"(at), "l"(words.first), "l"(words.second) : "memory");
+}
 // Between two looks at memory that another warp of the block writes. It takes no instruction;
 // whoever runs kernels on a CPU lets other threads run here.
 __device__ __forceinline__ void look_again() {}
