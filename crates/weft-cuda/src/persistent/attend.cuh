@@ -144,7 +144,9 @@ template <int SIDE> __device__ __forceinline__ void put_row(u16 *page, const Blo
     for (int d = block.lane; d < HEAD_DIM; d += 32)
         page[SIDE == 0 ? key_offset(row, d) : value_offset(row, d)] = block.shared.new_rows[block.warp][SIDE][d];
 }
-// Both where they stay. The copying warp sees to it that its copies find them.
+// Both where they stay. The copying warp sees to it that its copies find them. Early, a warp does it
+// beside scores, of which it has none in a short section, and not when the block is to go on.
+constexpr bool STORES_EARLY = HAS_EXPERTS;
 __device__ __forceinline__ void store_row(Block &block, const NewRow &made, const Item &item, int kv_head) {
     u16 *page = block.layer().kv + page_start(item.pages[made.page], kv_head);
     put_row<0>(page, block, made.row);
@@ -312,6 +314,7 @@ template <bool BARE> __device__ __forceinline__ void attend_section(Block &block
     if (own.page < n_pages)
         score_rows(own, scratch, block.stages.wait(own.page), lane, item.first, [&](u32 query) { return item.queries[query].seen + grown; });
     if (made.patches) put_row<1>((u16 *)block.stages.wait(n_pages + made.page), block, made.row);
+    if (made.there && STORES_EARLY) store_row(block, made, item, kv_head);
     meet();
     block.stages.release(n_pages, lane);
     fetch_item(block, index + 1, work + n_blocks);
@@ -335,7 +338,7 @@ template <bool BARE> __device__ __forceinline__ void attend_section(Block &block
         if (goes_early) publish_weights(block, item, queries, kv_head);
         else publish_section<BARE>(block, item, queries, kv_head, acc);
     }
-    if (made.there) store_row(block, made, item, kv_head);
+    if (made.there && !STORES_EARLY) store_row(block, made, item, kv_head);
     if (!only_store && !is_folded(item)) add_section_shares(block, item, kv_head);
 }
 
