@@ -76,6 +76,8 @@ CODED_CASES = [(1, 1, 60, 2, 10, PLAIN), (2, 1, 60, 2, 10, PLAIN), (4, 1, 60, 2,
 ALONE_CASES = [(1, 1, 60, 1, 10, PLAIN)]
 SPARSE_CASES = [(1, 1, 60, 3, 10, PLAIN), (2, 1, 250, 3, 10, MARKED), (4, 1, 60, 2, 10, PLAIN), (4, 2, 60, 1, 8, PLAIN | DRAFTED)]
 SPARSE_CASES += [(1, 1, 600, 2, 10, MARKED), (8, 1, 5, 2, 16, PLAIN), (1, 4, 62, 1, 10, MARKED | DRAFTED)]
+# Models with experts fold parts in a way of their own: more of them than are fetched at once, and of several tokens.
+FOLDED_CASES = [(1, 1, 16800, 2, 10, PLAIN), (2, 4, 600, 1, 10, PLAIN | DRAFTED)]
 SPARE_CASES = [(2, 1, 250, 8, 10, PLAIN), (4, 1, 200, 8, 9, PLAIN), (8, 1, 5, 6, 16, PLAIN), (2, 1, 600, 6, 10, MARKED)]
 
 
@@ -230,7 +232,7 @@ def main():
                 continue
             here = build(pathlib.Path(folder), model, None)
             there = build(pathlib.Path(folder), model, arguments.against) if arguments.against else None
-            own = {"spare": SPARE_CASES, "alone": ALONE_CASES}
+            own = {"spare": SPARE_CASES, "alone": ALONE_CASES, "sparse": SPARSE_CASES + FOLDED_CASES}
             cases = own.get(model, SPARSE_CASES if model in SPARSE else CODED_CASES if model in FORMS else CASES)
             with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
                 jobs = [pool.submit(check, model, case, here, there, pathlib.Path(folder)) for case in cases]

@@ -70,6 +70,7 @@ inline TwoWords load_two_relaxed(const u64 *at) {
     let_others_run();
     return words;
 }
+inline void store_two_relaxed(u64 *at, TwoWords words) { at[0] = words.first, at[1] = words.second; }
 inline uint4 load_four_relaxed(const uint4 *at) {
     const uint4 words = *at;
     let_others_run();
@@ -141,6 +142,7 @@ inline void copy(void *to, const void *from, u32 bytes, u64 *barrier, int lane) 
     if (bytes % 16 || (uintptr_t)to % 16 || (uintptr_t)from % 16) abort();
     if (lane == 0) copies.push_back({to, from, bytes, barrier});
 }
+inline void copy_passing(void *to, const void *from, u32 bytes, u64 *barrier, int lane) { copy(to, from, bytes, barrier, lane); }
 inline void copy_eight(u8 *to, u32 to_stride, const u8 *from, u32 from_stride, u32 bytes, u64 *barrier, int lane) {
     __syncwarp();
     if (lane < 8) copy(to + lane * to_stride, from + lane * from_stride, bytes, barrier, 0);

@@ -152,6 +152,9 @@ __device__ __forceinline__ TwoWords load_two_relaxed(const u64 *at) {
                  : "=l"(words.first), "=l"(words.second) : "l"(at) : "memory");
     return words;
 }
+__device__ __forceinline__ void store_two_relaxed(u64 *at, TwoWords words) {
+    asm volatile("st.relaxed.gpu.global.v2.u64 [%0], {%1, %2};" :: "l"(at), "l"(words.first), "l"(words.second) : "memory");
+}
 // Between two looks at memory that another warp of the block writes. It takes no instruction;
 // whoever runs kernels on a CPU lets other threads run here.
 __device__ __forceinline__ void look_again() {}
@@ -270,6 +273,19 @@ __device__ __forceinline__ void copy(void *to, const void *from, u32 bytes, u64 
                      : "memory");
 #else
     for (u32 i = lane * 16; i < bytes; i += 512) copy_chunk((u8 *)to + i, (const u8 *)from + i);
+#endif
+}
+// The same of what nobody reads again for long: it is the first that the L2 gives up, before what
+// blocks hand to one another and before instructions.
+__device__ __forceinline__ void copy_passing(void *to, const void *from, u32 bytes, u64 *barrier, int lane) {
+#if __CUDA_ARCH__ >= 900
+    if (lane == 0)
+        asm volatile("{ .reg .b64 policy; createpolicy.fractional.L2::evict_first.b64 policy, 1.0;\n"
+                     "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], policy; }"
+                     :: "r"(shared_address(to)), "l"(from), "r"(bytes), "r"(shared_address(barrier))
+                     : "memory");
+#else
+    copy(to, from, bytes, barrier, lane);
 #endif
 }
 // Eight of them, of `bytes` each, with equal distances.

@@ -10,6 +10,10 @@
 #include "persistent/bare.cuh"
 #include "persistent/launch.cuh"
 
+// Whether parts are published one by one and folded in few rounds (below): where experts follow.
+// Dense models have no registers for that.
+constexpr bool FOLDS_NEAR = HAS_EXPERTS;
+
 // Stages that a block has on their way at once while it runs a layer. Where few blocks attend they
 // have more to copy than others, who wait for them; and few do not keep the memory from others.
 __device__ __forceinline__ int few_in_flight(const BlockShared &shared) {
@@ -39,7 +43,7 @@ __device__ __forceinline__ bool load_attend(Copier &copier, const BlockShared &s
             for (int page = 0; page < n_pages; ++page) {
                 const u16 *from = kv + page_start(item.page(page), work % KV_HEADS) + side * PAGE_SIDE;
                 const bool pushed = copier.push(
-                    SIDE_BYTES, [&](u8 *stage, u64 *full) { copy(stage, from, SIDE_BYTES, full, copier.lane); });
+                    SIDE_BYTES, [&](u8 *stage, u64 *full) { copy_once(stage, from, SIDE_BYTES, full, copier.lane); });
                 if (!pushed) return false;
             }
         item = next;
@@ -140,7 +144,9 @@ template <int SIDE> __device__ __forceinline__ void put_row(u16 *page, const Blo
     for (int d = block.lane; d < HEAD_DIM; d += 32)
         page[SIDE == 0 ? key_offset(row, d) : value_offset(row, d)] = block.shared.new_rows[block.warp][SIDE][d];
 }
-// Both where they stay. The copying warp sees to it that its copies find them.
+// Both where they stay. The copying warp sees to it that its copies find them. Early, a warp does it
+// beside scores, of which it has none in a short section, and not when the block is to go on.
+constexpr bool STORES_EARLY = HAS_EXPERTS;
 __device__ __forceinline__ void store_row(Block &block, const NewRow &made, const Item &item, int kv_head) {
     u16 *page = block.layer().kv + page_start(item.pages[made.page], kv_head);
     put_row<0>(page, block, made.row);
@@ -160,7 +166,7 @@ __device__ __forceinline__ void add_share(float *share, bool is_first_layer, flo
     else atomicAdd(share, more);
 }
 
-// Whole where the section is all that a token sees, a part otherwise.
+// Whole where the section is all that a token sees, a part otherwise, unless that was published.
 template <bool BARE> __device__ __forceinline__ void publish_section(Block &block, const Item &item, const OwnQueries &queries, int kv_head,
                                                 const float (&acc)[OWN_DIM_TILES][4]) {
     const Launch &launch = block.launch;
@@ -172,7 +178,7 @@ template <bool BARE> __device__ __forceinline__ void publish_section(Block &bloc
         const u32 row = queries.of[i];
         const Query asked = item.queries[row / GROUP];
         const int head = kv_head * GROUP + row % GROUP;
-        const bool whole = asked.n_parts == 1;
+        const bool whole = FOLDS_NEAR || asked.n_parts == 1;
         const float weight = finals[row][1];
         const u64 part = (u64)asked.partial * HEADS + head;
 #pragma unroll
@@ -197,6 +203,42 @@ template <bool BARE> __device__ __forceinline__ void publish_section(Block &bloc
                 store_word(to + word % 2, __float_as_uint(finals[row][word]), block.number);
         }
     }
+}
+
+// Calls `work` with each of a lane's rows of queries: which of its sums they are, the row, what is
+// asked, and the head.
+template <class Work> __device__ __forceinline__ void each_query(const Item &item, const OwnQueries &queries, int kv_head, Work work) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+        if (i == 1 && !queries.two) break;
+        if (!queries.there[i]) continue;
+        const u32 row = queries.of[i];
+        work(i, row, item.queries[row / GROUP], kv_head * GROUP + row % GROUP);
+    }
+}
+// A part that goes its way at once: its sums, which need nothing from other warps.
+__device__ __forceinline__ void publish_sums(Block &block, const Item &item, const OwnQueries &queries, int kv_head,
+                                             const float (&acc)[OWN_DIM_TILES][4]) {
+    each_query(item, queries, kv_head, [&](int i, u32, const Query &asked, int head) INLINED {
+        u64 *to = block.launch.part_sums + ((u64)asked.partial * HEADS + head) * DIM;
+#pragma unroll
+        for (int tile = 0; tile < OWN_DIM_TILES; ++tile) {
+            const int d = (block.warp * OWN_DIM_TILES + tile) * 8 + block.lane % 4 * 2;
+            if (d < DIM) store_two_words(to + d, __float_as_uint(acc[tile][i * 2]), __float_as_uint(acc[tile][i * 2 + 1]), block.number);
+        }
+    });
+}
+// Its maximum and weight; the maximum and the squares of its first cell, and from another warp those
+// of its second, where there are no more. A warp publishes what it has summed itself.
+__device__ __forceinline__ void publish_weights(Block &block, const Item &item, const OwnQueries &queries, int kv_head) {
+    const int word = block.warp * 4 + block.lane % 4;
+    if (word >= 6) return;
+    each_query(item, queries, kv_head, [&](int, u32 row, const Query &asked, int head) INLINED {
+        const u64 part = (u64)asked.partial * HEADS + head, cell = (u64)(asked.cell + block.warp) * HEADS + head;
+        u64 *to = word < 2 ? block.launch.part_weights + part * 2 : block.launch.cells + cell * 2;
+        if (word < 2 || (item.n_marks <= 1 && block.warp <= item.n_marks && asked.cell != NO_CELL))
+            store_word(to + word % 2, __float_as_uint(block.shared.scratch.section.finals[row][word]), block.number);
+    });
 }
 
 // Where the cells of one KV head go: to the block that folds the parts; or, if the section is all
@@ -272,6 +314,7 @@ template <bool BARE> __device__ __forceinline__ void attend_section(Block &block
     if (own.page < n_pages)
         score_rows(own, scratch, block.stages.wait(own.page), lane, item.first, [&](u32 query) { return item.queries[query].seen + grown; });
     if (made.patches) put_row<1>((u16 *)block.stages.wait(n_pages + made.page), block, made.row);
+    if (made.there && STORES_EARLY) store_row(block, made, item, kv_head);
     meet();
     block.stages.release(n_pages, lane);
     fetch_item(block, index + 1, work + n_blocks);
@@ -280,16 +323,22 @@ template <bool BARE> __device__ __forceinline__ void attend_section(Block &block
     float acc[OWN_DIM_TILES][4] = {};
     block.stages.wait_for_all(n_pages, lane);
     sum_values(acc, scratch, queries, n_pages, masks, warp, lane, [&](int page) { return block.stages.at(page); });
-    const bool many = item.n_marks > 1 && !only_store;
+    const bool many = item.n_marks > 1 && !only_store, goes_early = FOLDS_NEAR && is_folded(item);
+    // A part goes its way as soon as it can, because others wait for it.
+    if (goes_early && !only_store) publish_sums(block, item, queries, kv_head, acc);
     if (warp == 0 || warp == 1 && item.n_marks == 1) sum_weights(scratch, item, n_pages, warp, lane);
     else if (many && warp <= SECTION_PAGES)
         sum_stretches(scratch, item, query_rows(block, item), n_pages, warp - 1, lane, Cells(block, item, kv_head));
     else if (many && item.has_inner && is_folded(item))
         leave_inner(scratch, item, query_rows(block, item), warp - SECTION_PAGES - 1, WARPS - SECTION_PAGES - 1, lane, Cells(block, item, kv_head));
-    meet();
+    if (goes_early) __syncwarp();
+    else meet();
     block.stages.release(n_pages, lane);
-    if (!only_store) publish_section<BARE>(block, item, queries, kv_head, acc);
-    if (made.there) store_row(block, made, item, kv_head);
+    if (!only_store) {
+        if (goes_early) publish_weights(block, item, queries, kv_head);
+        else publish_section<BARE>(block, item, queries, kv_head, acc);
+    }
+    if (made.there && !STORES_EARLY) store_row(block, made, item, kv_head);
     if (!only_store && !is_folded(item)) add_section_shares(block, item, kv_head);
 }
 
@@ -388,11 +437,134 @@ template <bool BARE> __device__ __forceinline__ void fold_slice(Block &block, co
     const u32 value = round_one(whole.sum / whole.weight), next = __shfl_down_sync(FULL, value, 1);
     if (parts.d % 2 == 0 && parts.d < HEAD_DIM) publish_attended<BARE>(block, token, parts.head * HEAD_DIM + parts.d, value | next << 16);
 }
-// What cells of one head have of its attention: warps take 32 of them in turn.
+// Where all are fetched before they are folded: the first warps fetch sums, two dimensions a lane, the last one weights, from which it makes the factors of a fold.
+// Then the first folds. They lie where the last product had its sums, which the next one leaves
+// alone.
+constexpr u32 NEAR_PARTS = 64;
+struct __align__(16) NearWeight {
+    Factors factors;
+    float weight;
+};
+struct NearParts {
+    float2 sums[NEAR_PARTS][16];
+    NearWeight weights[NEAR_PARTS];
+};
+static_assert(sizeof(NearParts) <= sizeof(WarpSums::of[0]), "parts fit where sums do");
+
+// A warp's share of the sums of `count` parts from `first` on.
+__device__ __forceinline__ void fetch_sums(NearParts &to, const SentParts &from, u32 first, u32 count) {
+    constexpr u32 EACH = (NEAR_PARTS / 2 + WARPS - 2) / (WARPS - 1);
+    const u32 number = from.block.number_before(0), own = from.block.warp * 2 + from.block.lane / 16;
+    const u64 *words = from.block.launch.part_sums + ((from.first + first + own) * HEADS + from.head) * DIM + from.d;
+    TwoWords got[EACH];
+    from.block.watch.until([&] {
+        bool all = true;
+#pragma unroll
+        for (u32 i = 0; i < EACH; ++i)
+            if (own + i * (WARPS - 1) * 2 < count) {
+                got[i] = load_two_relaxed(words + (u64)i * ((WARPS - 1) * 2 * HEADS * DIM));
+                all &= number_of(got[i].first) == number && number_of(got[i].second) == number;
+            }
+        return all;
+    });
+#pragma unroll
+    for (u32 i = 0; i < EACH; ++i)
+        if (own + i * (WARPS - 1) * 2 < count)
+            to.sums[own + i * (WARPS - 1) * 2][from.block.lane % 16] =
+                make_float2(__uint_as_float(value_of(got[i].first)), __uint_as_float(value_of(got[i].second)));
+}
+// The factors of `count` parts from `first` on: a lane has two that follow one another. `top` is the
+// maximum of all before, and of all after. Where it has one, also a lane's cell.
+__device__ __forceinline__ void fetch_factors(NearParts &to, const SentParts &from, u32 first, u32 count, float &top, TwoWords &cell, const u64 *cell_words,
+                                              bool has_cell) {
+    const int lane = from.block.lane;
+    const u32 number = from.block.number_before(0), own = lane * 2;
+    const u64 *words = from.block.launch.part_weights + ((from.first + first + own) * HEADS + from.head) * 2;
+    TwoWords got[2];
+    from.block.watch.until([&] {
+        bool all = true;
+#pragma unroll
+        for (u32 i = 0; i < 2; ++i)
+            if (own + i < count) {
+                got[i] = load_two_relaxed(words + i * (HEADS * 2));
+                all &= number_of(got[i].first) == number && number_of(got[i].second) == number;
+            }
+        if (has_cell) {
+            cell = load_two_relaxed(cell_words);
+            all &= number_of(cell.first) == number && number_of(cell.second) == number;
+        }
+        return all;
+    });
+    __syncwarp();
+    float maxima[2];
+#pragma unroll
+    for (u32 i = 0; i < 2; ++i) maxima[i] = own + i < count ? __uint_as_float(value_of(got[i].first)) : NEVER;
+    float after = fmaxf(top, fmaxf(maxima[0], maxima[1]));
+#pragma unroll
+    for (int step = 1; step < 32; step *= 2) {
+        const float left = __shfl_up_sync(FULL, after, step);
+        if (lane >= step) after = fmaxf(after, left);
+    }
+    float before = __shfl_up_sync(FULL, after, 1);
+    if (lane == 0) before = top;
+#pragma unroll
+    for (u32 i = 0; i < 2; ++i) {
+        const float with = fmaxf(before, maxima[i]);
+        const Factors factors = fold_factors(before, maxima[i], with);
+        if (own + i < count) to.weights[own + i] = {factors, __uint_as_float(value_of(got[i].second))};
+        before = with;
+    }
+    top = __shfl_sync(FULL, after, 31);
+}
+
+// Cells that are weighed beside a fold: 32 of every slice of a head.
+constexpr u32 NEAR_CELLS = DIM_UNITS * 32;
+
+// 32 dimensions of one head: the work of a block. Beside it, what some cells have of the head's
+// attention: they are read before results are handed on, so nobody writes the next layer's there
+// before.
+template <bool BARE> __device__ __forceinline__ void fold_near(Block &block, SentParts parts, u32 token, u32 slice, u32 n_parts, u32 n_cells, u64 first_cell) {
+    NearParts &near = *(NearParts *)&block.shared.scratch.sums.of[block.flip];
+    const int lane = block.lane;
+    const bool weighs = block.warp == WARPS - 1;
+    const u64 cell = (first_cell + slice * 32 + lane) * HEADS + parts.head;
+    const bool has_cell = weighs && slice * 32 + lane < n_cells;
+    parts.d = slice * 32 + lane % 16 * 2;
+    Folded whole;
+    TwoWords of_cell = {0, 0};
+#pragma unroll 1
+    for (u32 first = 0; first < n_parts; first += NEAR_PARTS) {
+        const u32 count = min(NEAR_PARTS, n_parts - first);
+        meet(); // nobody reads what lies there
+        if (weighs) fetch_factors(near, parts, first, count, whole.top, of_cell, block.launch.cells + cell * 2, has_cell);
+        else fetch_sums(near, parts, first, count);
+        // One warp that waited in vain makes all wait no more, so that none takes what comes of it
+        // for a result.
+        if (block.meet_and_ask()) block.watch.gone = true;
+        if (block.warp == 0 || weighs)
+#pragma unroll 8
+            for (u32 i = 0; i < count; ++i) {
+                const NearWeight part = near.weights[i];
+                whole.sum = fold(whole.sum, part.factors.a, ((const float *)near.sums[i])[lane], part.factors.b);
+                whole.weight = fold(whole.weight, part.factors.a, part.weight, part.factors.b);
+            }
+    }
+    if (block.warp == 0) {
+        const int d = slice * 32 + lane;
+        const u32 value = round_one(whole.sum / whole.weight), next = __shfl_down_sync(FULL, value, 1);
+        if (d % 2 == 0 && d < HEAD_DIM) publish_attended<BARE>(block, token, parts.head * HEAD_DIM + d, value | next << 16);
+    } else if (has_cell) {
+        const float share = part_share(whole, __uint_as_float(value_of(of_cell.first)), __uint_as_float(value_of(of_cell.second)));
+        add_share(block.launch.shares_of(block.step) + cell, block.is_first_layer(), share);
+    }
+}
+// What cells of one head have of its attention, but for those beside a fold: warps take 32 of them
+// in turn.
 __device__ __forceinline__ void add_shares(Block &block, const SentParts &parts, u32 n_parts, u32 n_cells, u64 first_cell) {
-    if (block.warp * 32 >= n_cells) return;
+    constexpr u32 FIRST = FOLDS_NEAR ? NEAR_CELLS : 0;
+    if (FIRST + block.warp * 32 >= n_cells) return;
     const Folded whole = fold_parts<0>(parts, n_parts, block.lane);
-    for (u32 cell = block.thread(); cell < n_cells; cell += WARPS * 32) {
+    for (u32 cell = FIRST + block.thread(); cell < n_cells; cell += WARPS * 32) {
         const u64 at = (first_cell + cell) * HEADS + parts.head;
         const TwoWords words = parts.await_two(block.launch.cells + at * 2, true);
         const float share = part_share(whole, __uint_as_float(value_of(words.first)), __uint_as_float(value_of(words.second)));
@@ -413,10 +585,13 @@ template <bool BARE> __device__ __forceinline__ void fold_sections(Block &block)
     const auto n_cells_of = [&](u32 head) { return block.shared.partials[head / HEADS][2]; };
     for (u32 task = blockIdx.x; task < n_heads * DIM_UNITS; task += N_BLOCKS) {
         const u32 head = task / DIM_UNITS, n_parts = n_parts_of(head);
-        if (n_parts > 1) fold_slice<BARE>(block, parts_of(head, task % DIM_UNITS), head / HEADS, n_parts);
+        if (n_parts <= 1) continue;
+        const SentParts parts = parts_of(head, task % DIM_UNITS);
+        if constexpr (FOLDS_NEAR) fold_near<BARE>(block, parts, head / HEADS, task % DIM_UNITS, n_parts, n_cells_of(head), block.shared.partials[head / HEADS][3]);
+        else fold_slice<BARE>(block, parts, head / HEADS, n_parts);
     }
     for (u32 head = from_last; head < n_heads && from_last < ADDING; head += ADDING)
-        if (n_parts_of(head) > 1)
+        if (n_parts_of(head) > 1 && (!FOLDS_NEAR || n_cells_of(head) > NEAR_CELLS))
             add_shares(block, parts_of(head, 0), n_parts_of(head), n_cells_of(head), block.shared.partials[head / HEADS][3]);
 }
 

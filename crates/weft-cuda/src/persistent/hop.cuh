@@ -15,6 +15,10 @@ constexpr u32 SPINS_PER_LOOK = 256;
 __device__ __forceinline__ void store_word(u64 *at, u32 value, u32 number) {
     store_relaxed(at, (u64)number << 32 | value);
 }
+__device__ __forceinline__ void store_two_words(u64 *at, u32 first, u32 second, u32 number) {
+    const u64 high = (u64)number << 32;
+    store_two_relaxed(at, {high | first, high | second});
+}
 __device__ __forceinline__ u32 number_of(u64 word) { return (u32)(word >> 32); }
 __device__ __forceinline__ u32 value_of(u64 word) { return (u32)word; }
 

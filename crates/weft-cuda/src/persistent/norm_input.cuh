@@ -13,6 +13,9 @@
 // order of `norm_scale`: columns 2p and 2p + 1 of chunk c of every unit, then over p, then over c.
 struct NormInput {
     static constexpr bool IS_BARE = false;
+    // Whether rows are there before any product but a router's begins (`multiply_norm`), so that the
+    // product has no instructions for awaiting them.
+    static constexpr bool COMES_FIRST = HAS_EXPERTS && HIDDEN_UNITS > TWO_BLOCKS_UNITS;
     Block &block;
     OpKind kind;
     u32 n_rows;
@@ -59,8 +62,8 @@ struct NormInput {
         }
         return all;
     }
-    template <int N> __device__ __forceinline__ void await_some(u32 (&pairs)[N][HIDDEN_UNITS], u32 first) const {
-        if (block.shared.ops[block.op - 1] == EMBED) {
+    template <bool EMBEDS, int N> __device__ __forceinline__ void await_some(u32 (&pairs)[N][HIDDEN_UNITS], u32 first) const {
+        if (EMBEDS && block.shared.ops[block.op - 1] == EMBED) {
 #pragma unroll
             for (int i = 0; i < N; ++i) read_embedded(pairs[i], own_row(first, i));
         } else {
@@ -99,20 +102,21 @@ struct NormInput {
     __device__ __forceinline__ u32 &at(int unit, u32 row) const { return ((u32 *)block.x)[(unit * n_rows + row) * 16 + block.lane % 16]; }
 
     __device__ __forceinline__ void begin(u32 portion) const {
-        if (portion == 0 && !awaited) await_rows();
+        if (!COMES_FIRST && portion == 0 && !awaited) await_rows();
     }
     // Several leave registers for a portion of the weights (`sum_tiles`).
     __device__ __forceinline__ bool holds() const { return block.holds_weights() && block.n_tokens == 1; }
-    __device__ __forceinline__ void await_rows() const {
-        if (n_rows <= 2) await_kept<1>();
-        else if (n_rows <= 4) await_kept<2>();
-        else await_staged();
+    // Only those that EMBED may be before are the embedding's.
+    template <bool EMBEDS = true> __device__ __forceinline__ void await_rows() const {
+        if (n_rows <= 2) await_kept<1, EMBEDS>();
+        else if (n_rows <= 4) await_kept<2, EMBEDS>();
+        else await_staged<EMBEDS>();
         __syncwarp();
     }
     // N rows of every half of a warp, in registers until their squares are there.
-    template <int N> __device__ __forceinline__ void await_kept() const {
+    template <int N, bool EMBEDS> __device__ __forceinline__ void await_kept() const {
         u32 pairs[N][HIDDEN_UNITS];
-        await_some(pairs, 0);
+        await_some<EMBEDS>(pairs, 0);
 #pragma unroll
         for (int i = 0; i < N; ++i) sum_squares(pairs[i], own_row(0, i));
         meet();
@@ -120,12 +124,12 @@ struct NormInput {
         for (int i = 0; i < N; ++i) normalise(pairs[i], own_row(0, i));
     }
     // Any number of them, in the stage until then.
-    __device__ __forceinline__ void await_staged() const {
+    template <bool EMBEDS> __device__ __forceinline__ void await_staged() const {
         u32 pairs[1][HIDDEN_UNITS];
 #pragma unroll 1
         for (u32 first = 0; first < n_rows; first += 2) {
             const u32 row = own_row(first, 0);
-            await_some(pairs, first);
+            await_some<EMBEDS>(pairs, first);
             sum_squares(pairs[0], row);
 #pragma unroll
             for (int i = 0; i < HIDDEN_UNITS; ++i) at(i, row) = pairs[0][i];
@@ -144,7 +148,7 @@ struct NormInput {
     __device__ __forceinline__ void next() { awaited = true; }
     __device__ __forceinline__ bool holds_coded() const { return block.holds_weights(); }
     __device__ __forceinline__ void ready(u32 u, u32) const {
-        if (u == 0 && !awaited) await_rows();
+        if (!COMES_FIRST && u == 0 && !awaited) await_rows();
     }
     __device__ __forceinline__ const uint4 *from(u32 u) const { return StagedUnits{block.x, n_rows, block.lane}.from(u); }
 };

@@ -102,7 +102,9 @@ struct RouterInput {
         return __CUDA_ARCH__ >= 900 && block.n_tokens == 1 && HIDDEN_UNITS <= MOST_HELD;
     }
     __device__ __forceinline__ bool holds() const { return holds(of.block); }
-    __device__ __forceinline__ void begin(u32 portion) const { of.begin(portion); }
+    __device__ __forceinline__ void begin(u32 portion) const {
+        if (portion == 0 && !of.awaited) of.await_rows<false>();
+    }
     __device__ __forceinline__ uint4 unit(u32 portion, int u) const { return of.unit(portion, u); }
     __device__ __forceinline__ void next() const { of.next(); }
 };
