@@ -350,7 +350,7 @@ mod tests {
 
     /// Files of this folder that kernels are made from.
     fn on_disk() -> Vec<String> {
-        let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
         let folders = ["generated", "kernels", "ops", "persistent"];
         let files = folders.iter().flat_map(|folder| {
             let entries = std::fs::read_dir(root.join(folder)).unwrap();
@@ -423,7 +423,7 @@ mod tests {
     /// Editors read the copies in `generated/`. `WEFT_WRITE_HEADERS=1` rewrites them.
     #[test]
     fn generated_headers_in_the_tree_are_what_is_emitted() {
-        let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
         let generated = |(name, _): &(String, String)| name.starts_with("generated/");
         for (name, text) in hopper().into_iter().filter(generated) {
             if std::env::var("WEFT_WRITE_HEADERS").is_ok_and(|value| value == "1") {
