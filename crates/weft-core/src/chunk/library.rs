@@ -48,17 +48,22 @@ impl Chunk {
             return Err(ChunkError::Empty { kind });
         }
         let tokens = tokenizer.encode_text(&in_prompt(kind, text))?;
-        Ok(Self {
+        Ok(Self { metadata, ..Self::of_tokens(kind, text, tokens) })
+    }
+
+    /// A chunk whose text has these tokens, created now, without metadata. No prompt has used it yet.
+    pub fn of_tokens(kind: Kind, text: impl Into<String>, tokens: Vec<u32>) -> Self {
+        Self {
             id: ChunkId::of(kind, &tokens),
             kind,
-            text: text.to_owned(),
+            text: text.into(),
             tokens,
-            metadata,
+            metadata: BTreeMap::new(),
             created: SystemTime::now(),
             last_used: None,
             uses: 0,
             pinned: false,
-        })
+        }
     }
 
     /// The text as it appears in a prompt: a document is followed by a blank line.
@@ -202,17 +207,8 @@ mod tests {
     use super::*;
 
     fn chunk(tokens: Vec<u32>, name: Option<&str>) -> Chunk {
-        Chunk {
-            id: ChunkId::of(Kind::Context, &tokens),
-            kind: Kind::Context,
-            text: String::new(),
-            tokens,
-            metadata: name.iter().map(|name| ("name".to_owned(), (*name).to_owned())).collect(),
-            created: SystemTime::now(),
-            last_used: None,
-            uses: 0,
-            pinned: false,
-        }
+        let metadata = name.iter().map(|name| ("name".to_owned(), (*name).to_owned())).collect();
+        Chunk { metadata, ..Chunk::of_tokens(Kind::Context, "", tokens) }
     }
 
     #[test]
