@@ -303,6 +303,21 @@ mod tests {
         assert_eq!(limit(json!({"max_tokens": -1})), None, "as many as fit");
     }
 
+    /// As in vLLM.
+    #[test]
+    fn usage_in_each_event_is_part_of_usage_at_the_end() {
+        let asks = |options: Value| settings(&json!({"stream_options": options}));
+        let both = asks(json!({"include_usage": true, "continuous_usage_stats": true}));
+        assert!(both.includes_running_usage());
+        for options in [
+            json!({"continuous_usage_stats": true}),
+            json!({"include_usage": false, "continuous_usage_stats": true}),
+            json!({"include_usage": true}),
+        ] {
+            assert!(!asks(options.clone()).includes_running_usage(), "{options}");
+        }
+    }
+
     #[test]
     fn a_share_of_nothing_still_has_the_most_likely_token() {
         let top_p = |json: Value| {
