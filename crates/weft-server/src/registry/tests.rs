@@ -255,12 +255,8 @@ async fn a_model_that_ends_is_waited_for() {
 /// What other models will still take of main memory is no memory of a GPU.
 #[test]
 fn memory_of_a_gpu_is_counted_by_itself() {
-    let need = |on_gpu| MemoryNeed {
-        bytes: 60,
-        free_bytes: Some(100),
-        on_gpu,
-        ..MemoryNeed::default()
-    };
+    let need =
+        |on_gpu| MemoryNeed { bytes: 60, free_bytes: Some(100), on_gpu, ..MemoryNeed::default() };
     assert!(need(false).fits(40) && !need(false).fits(41));
     assert!(need(true).fits(1000));
     assert!(!MemoryNeed { bytes: 101, ..need(true) }.fits(0));
