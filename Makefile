@@ -1,12 +1,13 @@
 # The developer's habits. Users need only cargo, see README.md.
-.PHONY: check check-all test golden eval kernels kernels-all emulate gpu gpu-bundle fuzz release
+.PHONY: check check-all test golden eval kernels kernels-all emulate gpu gpu-bundle fuzz release open-kernels
 
 # What CI runs.
 check:
 	.ci/run
 
-# What CI runs; then the release build's demo, every kernel, and the emulator on all its models.
-check-all: check kernels-all emulate
+# What CI runs; then the release build's demo, every kernel in clangd and for every architecture,
+# and the emulator on all its models.
+check-all: check open-kernels kernels-all emulate
 	cargo run --release --locked | grep '^answer   The captain of the Krogaste is Probrosur.$$'
 
 test:
@@ -23,16 +24,22 @@ golden:
 eval:
 	cargo run --release -p weft-cpu --example eval_tiny -- 1000 target/eval-cpu.json
 
-# Compiles the CUDA kernels that changed since they last passed, without a GPU, and records what passes.
+# Opens every CUDA source in clangd, as an editor does, and fails on errors.
+open-kernels:
+	tools/open_kernels.sh
+
+# Compiles the CUDA kernels that changed since they last passed, without a GPU, and records what
+# passes.
 kernels:
 	LD_LIBRARY_PATH="$$(tools/nvrtc.sh)" WEFT_REQUIRE_NVRTC=1 WEFT_RECORD_KERNELS=1 cargo test -p weft-cuda --test compile --test compile_experts
 
-# Compiles every CUDA kernel for every architecture, whatever the record says; decode kernels must not spill.
+# Compiles every CUDA kernel for every architecture, whatever the record says; decode kernels must
+# not spill.
 kernels-all:
 	LD_LIBRARY_PATH="$$(tools/nvrtc.sh)" WEFT_REQUIRE_NVRTC=1 WEFT_EVERY_KERNEL=1 cargo test -p weft-cuda --test compile --test compile_experts
 
-# Runs the persistent kernel's source on the CPU, under two orders of blocks and copies, and records what
-# passes; needs g++ on x86-64.
+# Runs the persistent kernel's source on the CPU, under two orders of blocks and copies, and records
+# what passes; needs g++ on x86-64.
 emulate:
 	tools/emulate/emulate.py --record
 

@@ -116,8 +116,8 @@ pub(crate) fn piped(patience: Duration) -> Result<Piped, CliError> {
 pub(crate) const LEFT_TO_LOOP: &str =
     "stdin is not read: another command has begun to read that file";
 
-/// Whether stdin is a file that another command reads from, as in `while read`. The shell leaves the
-/// position behind the line that it has read.
+/// Whether stdin is a file that another command reads from, as in `while read`. The shell leaves
+/// the position behind the line that it has read.
 pub(crate) fn is_list_of_a_loop() -> bool {
     let Some(mut file) = stdin_file() else { return false };
     let is_file = file.metadata().is_ok_and(|metadata| metadata.is_file());

@@ -38,8 +38,8 @@ impl Loaded {
     }
 }
 
-/// Opens a model: a folder, a model on the hub (downloaded if the cache lacks it or a part of it), a
-/// name in the cache without its organisation, a name like `qwen3:0.6b`, or, without a name, the
+/// Opens a model: a folder, a model on the hub (downloaded if the cache lacks it or a part of it),
+/// a name in the cache without its organisation, a name like `qwen3:0.6b`, or, without a name, the
 /// bundled model. Its weights are quantised when they are read if the user asks for that.
 pub(crate) fn open(name: Option<&str>, args: &ModelArgs) -> Result<Model, CliError> {
     let model = open_as_it_is(name.or(args.model.as_deref()), args)?;

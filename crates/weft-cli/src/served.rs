@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use weft::DEFAULT_CONTEXT;
+use weft::Options;
 use weft_core::chunk::Which;
 use weft_core::config::Config;
 use weft_core::engine::Speculate;
@@ -80,8 +80,9 @@ impl ModelSource for ServedModels {
 
     fn about(&self, model: &ModelName) -> Option<About> {
         let args = self.args_of(model);
-        let context =
-            |config: &Config| args.ctx_size.unwrap_or(DEFAULT_CONTEXT).min(config.max_positions);
+        let context = |config: &Config| {
+            args.ctx_size.unwrap_or(Options::DEFAULT_CONTEXT).min(config.max_positions)
+        };
         let about =
             |config: &Config, weights: &dyn Weights| about(config, weights, context(config));
         let Some(name) = &args.model else {
@@ -138,7 +139,7 @@ fn is_cached(name: &str) -> bool {
 impl OpenModel for Opened {
     fn about(&self) -> About {
         let config = &self.model.config;
-        let context = self.served.args.ctx_size.unwrap_or(DEFAULT_CONTEXT);
+        let context = self.served.args.ctx_size.unwrap_or(Options::DEFAULT_CONTEXT);
         about(config, &*self.model.weights, context.min(config.max_positions))
     }
 
@@ -184,7 +185,7 @@ fn load(id: &str, model: Model, served: &ServedModels) -> Result<Loaded, CliErro
         kernels: resident::kernels(args.device.kernels),
         experts: resident::experts(args.device.experts),
         context: engine.context(),
-        default_context: DEFAULT_CONTEXT.min(model.config.max_positions),
+        default_context: Options::DEFAULT_CONTEXT.min(model.config.max_positions),
         no_cache: cache.no_cache,
         kv_memory: cache.kv_memory,
         ram_cache: cache.ram_cache,

@@ -41,7 +41,7 @@ fn text(name: Option<String>, word: &str, text: String) -> Result<Source, CliErr
 }
 
 /// The document that another program or a file sends to stdin, if any, for a question that names no
-/// document. A pipe may be a parent's that nobody writes to, so it may not stay silent.
+/// document. A pipe may be inherited from a parent and have no writer, so it may not stay silent.
 pub(crate) fn piped(quiet: bool) -> Result<Option<Source>, CliError> {
     match input::piped(PATIENCE)? {
         Piped::Nothing => Ok(None),

@@ -116,9 +116,9 @@ fn a_file_of_distributions_stands_for_the_model() {
     assert_eq!((&fewer["windows"], &fewer["result"]["tokens"]), (&2.into(), &126.into()));
 }
 
-/// The file was written by `llama-perplexity -m BF16.gguf -f text.txt --kl-divergence-base llama.base
-/// -c 24 -b 24 --chunks 2`, with the bundled model as `tools/quality.py` writes it and its first
-/// held-out documents.
+/// The file was written by `llama-perplexity -m BF16.gguf -f text.txt --kl-divergence-base
+/// llama.base -c 24 -b 24 --chunks 2`, with the bundled model as `tools/quality.py` writes it and
+/// its first held-out documents.
 #[test]
 fn the_file_that_llama_cpp_writes_is_read() {
     let base = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/compare/llama.base");

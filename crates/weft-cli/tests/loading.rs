@@ -1,5 +1,5 @@
-//! What is shown and checked before a model is loaded. The tokenizer of the model here is a pipe, so
-//! that it loads for as long as a test wants.
+//! What is shown and checked before a model is loaded. The tokenizer of the model here is a pipe,
+//! so that it loads for as long as a test wants.
 #![cfg(unix)]
 
 use std::io::{BufRead, BufReader, Read, Write};

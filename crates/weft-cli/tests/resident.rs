@@ -397,8 +397,8 @@ fn only_the_user_can_enter_and_stale_sockets_go() {
     assert_eq!(n_sockets, 0);
 }
 
-/// Listens on a socket: says that it is the server whose facts these are, and refuses all questions.
-/// Returns how many it has refused.
+/// Listens on a socket: says that it is the server whose facts these are, and refuses all
+/// questions. Returns how many it has refused.
 fn refuse_all(path: &Path, facts: String, fault: Fault) -> Arc<AtomicUsize> {
     let listener = UnixListener::bind(path).unwrap();
     let n_refused = Arc::new(AtomicUsize::new(0));

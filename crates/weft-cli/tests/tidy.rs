@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 const MAX_LINES: usize = 500;
+const MAX_COLUMNS: usize = 100;
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().unwrap()
@@ -90,6 +91,18 @@ fn every_op_has_its_files_and_its_row() {
             assert!(file.exists(), "{}", file.display());
         }
         assert!(table.contains(&format!("| `{name}` |")), "docs/model.md has no row for {name}");
+    }
+}
+
+#[test]
+fn no_line_of_a_document_is_long() {
+    for (path, text) in all(&[".md"]) {
+        for (number, line) in text.lines().enumerate() {
+            // A table row cannot be wrapped.
+            let columns = line.chars().count();
+            let fits = line.starts_with('|') || columns <= MAX_COLUMNS;
+            assert!(fits, "{}:{} has {columns} columns", path.display(), number + 1);
+        }
     }
 }
 

@@ -5,7 +5,6 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
-const MAX_COLUMNS: usize = 100;
 const FACTS: [&str; 4] = ["command", "commit", "machine", "model"];
 const UNITS: [&str; 8] = ["tok/s", "t/s", "ms", "µs", "us", "GB/s", "TB/s", "%"];
 
@@ -136,17 +135,6 @@ fn every_run_file_is_named_by_a_document() {
 }
 
 // ---- documents ---------------------------------------------------------------------------------
-
-#[test]
-fn no_line_of_a_document_is_long() {
-    for (name, text) in documents() {
-        for (number, line) in text.lines().enumerate() {
-            // A table row cannot be wrapped.
-            let fits = line.starts_with('|') || line.chars().count() <= MAX_COLUMNS;
-            assert!(fits, "{name}:{} has {} columns", number + 1, line.chars().count());
-        }
-    }
-}
 
 #[test]
 fn figures_of_documents_are_those_of_their_files() {

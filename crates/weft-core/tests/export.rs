@@ -3,9 +3,9 @@
 //!
 //! That other programs read them was checked by hand, with the bundled model: transformers 5.22 and
 //! compressed-tensors 0.20 decompress int8 and int4 to the values `code * scale` in f32 and answer
-//! the demo question; llama.cpp's llama-bench and llama-perplexity load Q8_0 and Q4_0. All tensors of
-//! both files have the bytes that convert_hf_to_gguf.py (told that the tokenizer splits as qwen2) and
-//! `llama-quantize` write, for Q4_0 with `--output-tensor-type q8_0`.
+//! the demo question; llama.cpp's llama-bench and llama-perplexity load Q8_0 and Q4_0. All tensors
+//! of both files have the bytes that convert_hf_to_gguf.py (told that the tokenizer splits as
+//! qwen2) and `llama-quantize` write, for Q4_0 with `--output-tensor-type q8_0`.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 

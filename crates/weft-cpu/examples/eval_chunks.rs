@@ -8,7 +8,6 @@
 //! one. An answer counts if its whole text is right and it ended by itself. Drift is measured on
 //! the right answer's tokens, against the plain prompt.
 
-#[path = "held_out/mod.rs"]
 mod held_out;
 
 use std::collections::BTreeMap;

@@ -7,7 +7,6 @@
 //! they were computed, and after the same rows from files in 8 bits, for each kind of approximate
 //! reuse and several sizes of the groups that share a scale.
 
-#[path = "held_out/mod.rs"]
 mod held_out;
 
 use std::error::Error;

@@ -1,14 +1,13 @@
-//! Answers the held-out questions of the bundled model and its held-out requests for whole documents
-//! on the CPU device, and counts right answers:
+//! Answers the held-out questions of the bundled model and its held-out requests for whole
+//! documents on the CPU device, and counts right answers:
 //!
 //!     cargo run --release -p weft-cpu --example eval_tiny -- \
 //!         [TRIPLES] [RESULT.json] [--model FOLDER|FILE.gguf] [--quantize int8|int4]
 //!
-//! The model is the bundled one, or another form of it with the same tokenizer. TRIPLES limits both sets.
-//! An answer counts if its whole text is right and it ended by itself. Sampling is greedy;
+//! The model is the bundled one, or another form of it with the same tokenizer. TRIPLES limits both
+//! sets. An answer counts if its whole text is right and it ended by itself. Sampling is greedy;
 //! documents are in the file's order and tokenised separately, as in `weft ask`.
 
-#[path = "held_out/mod.rs"]
 mod held_out;
 
 use std::collections::{BTreeMap, BTreeSet};

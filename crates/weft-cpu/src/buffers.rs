@@ -18,7 +18,8 @@ use crate::pool::Pool;
 /// because matrices are read in pairs of columns, and codes in runs of 32.
 pub(crate) struct Activations {
     values: Vec<bf16>,
-    /// Sums of 16 activations each, f32 \[tokens\]\[stride/16\], if [`Self::sum_runs`] computed them.
+    /// Sums of 16 activations each, f32 \[tokens\]\[stride/16\], if [`Self::sum_runs`] computed
+    /// them.
     sums: Vec<f32>,
     pub(crate) width: usize,
     pub(crate) stride: usize,
@@ -163,8 +164,8 @@ impl RowsOfPage {
     }
 }
 
-/// Keys and values of all pages, bf16 \[pages\]\[layers\]\[kv_heads\]\[64 · stride\]. The layers of a
-/// page lie together, so that a few pages take few huge pages of memory.
+/// Keys and values of all pages, bf16 \[pages\]\[layers\]\[kv_heads\]\[64 · stride\]. The layers of
+/// a page lie together, so that a few pages take few huge pages of memory.
 ///
 /// A page's keys are packed like a block of 64 weight rows, \[head_dim/2\]\[64\]\[2\], so that
 /// scores are a matrix product. Its values are stored row by row, \[64\]\[stride\], padded with

@@ -71,7 +71,7 @@ impl Isa {
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 pub enum IsaError {
     /// No instructions have this name.
-    #[error("no kernels are called {0:?}; known are portable, avx2, avx512 and avx512bf16")]
+    #[error("there are no kernels called {0:?}; give portable, avx2, avx512 or avx512bf16")]
     Unknown(String),
     /// The machine does not have them.
     #[error("this machine has no {0}; the best it has is {best}", best = Isa::detect())]

@@ -70,8 +70,8 @@ fn ask_for_huge_pages<T>(numbers: &[T]) {
     let start = (numbers.as_ptr() as usize).next_multiple_of(HUGE);
     let end = numbers.as_ptr_range().end as usize / HUGE * HUGE;
     if start < end {
-        // SAFETY: the range lies inside `numbers`, and the advice changes no contents. If the system
-        // refuses it, pages are small.
+        // SAFETY: the range lies inside `numbers`, and the advice changes no contents. If the
+        // system refuses it, pages are small.
         unsafe { libc::madvise(start as *mut libc::c_void, end - start, libc::MADV_HUGEPAGE) };
     }
 }
@@ -110,8 +110,8 @@ impl<'a, T> Disjoint<'a, T> {
 /// Makes the threads of the process share one pool of memory, unless the environment says how many.
 /// glibc has up to eight for each core, and what stays in one keeps the pages around it from being
 /// given back: each load of a model in its own thread left some, even with a second pool. Threads
-/// have small caches in front of it, so eight answers side by side take no more time. Call it before
-/// other threads begin.
+/// have small caches in front of it, so eight answers side by side take no more time. Call it
+/// before other threads begin.
 pub fn share_pools() {
     #[cfg(all(target_os = "linux", target_env = "gnu"))]
     if !is_number_of_pools_given() {

@@ -10,6 +10,8 @@
 #define __forceinline__ inline __attribute__((always_inline))
 #define __noinline__ __attribute__((noinline))
 #define __launch_bounds__(...) __attribute__((launch_bounds(__VA_ARGS__)))
+// Older versions of clang do not know clusters.
+#define __cluster_dims__(...)
 #define __grid_constant__ __attribute__((grid_constant))
 #define __align__(n) __attribute__((aligned(n)))
 
@@ -30,9 +32,13 @@ struct __align__(16) uint4 {
 struct __align__(8) float2 {
     float x, y;
 };
+struct __align__(16) float4 {
+    float x, y, z, w;
+};
 __device__ uint2 make_uint2(unsigned x, unsigned y);
 __device__ uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w);
 __device__ float2 make_float2(float x, float y);
+__device__ float4 make_float4(float x, float y, float z, float w);
 
 // Numbers.
 __device__ int min(int a, int b);
@@ -46,6 +52,7 @@ __device__ unsigned max(int a, unsigned b);
 __device__ unsigned max(unsigned a, int b);
 __device__ unsigned long long max(unsigned long long a, unsigned long long b);
 __device__ float fmaxf(float a, float b);
+__device__ float fabsf(float x);
 __device__ float sqrtf(float x);
 __device__ float expf(float x);
 __device__ float __uint_as_float(unsigned bits);
@@ -79,6 +86,7 @@ __device__ unsigned __reduce_min_sync(unsigned lanes, unsigned value);
 
 // Memory.
 __device__ unsigned atomicAdd(unsigned *at, unsigned value);
+__device__ unsigned long long atomicAdd(unsigned long long *at, unsigned long long value);
 __device__ float atomicAdd(float *at, float value);
 __device__ unsigned atomicMin(unsigned *at, unsigned value);
 __device__ unsigned atomicOr(unsigned *at, unsigned value);

@@ -353,5 +353,4 @@ fn spin<T>(gpu: &Gpu, read: impl Fn() -> Option<T>) -> Result<T, CudaError> {
 }
 
 #[cfg(test)]
-#[path = "in_flight_tests.rs"]
 mod tests;

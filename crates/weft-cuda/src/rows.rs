@@ -1,7 +1,7 @@
 //! Copies rows between KV pages and the host, concurrently with steps.
 //!
-//! A separate thread copies them, one job after the other, in its own stream. Events keep the order
-//! that data requires: a copy runs after all earlier work of the GPU, and a step runs after the
+//! A separate thread issues the copies, one job after the other, in streams of copies. Events keep the
+//! order that data requires: a copy runs after all earlier work of the GPU, and a step runs after the
 //! copies to its pages and after the copies from pages that it writes to.
 
 mod carrier;

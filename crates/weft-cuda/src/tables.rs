@@ -435,5 +435,4 @@ fn short(n: usize) -> u16 {
 }
 
 #[cfg(test)]
-#[path = "tables_tests.rs"]
 mod tests;

@@ -1,5 +1,5 @@
-//! Checksums and signatures made right: a fuzzer cannot guess them, and behind them lies most of the
-//! readers' code.
+//! Checksums and signatures made right: a fuzzer cannot guess them, and behind them lies most of
+//! the readers' code.
 
 use serde_json::{Value, json};
 use weft_core::store::{KvKey, RowForm};

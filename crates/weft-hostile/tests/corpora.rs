@@ -1,5 +1,5 @@
-//! Every input of the corpora is read or refused, without a panic. A fault that a fuzzer found is in
-//! them from then on.
+//! Every input of the corpora is read or refused, without a panic. A fault that a fuzzer found is
+//! in them from then on.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,7 +9,8 @@ use weft_core::chunk::{Chunk, Parcel};
 use weft_core::store::Store;
 use weft_hostile::{FINGERPRINT, KEY, TARGETS, parcel_homes, parcel_tokenizer, pulled_from};
 
-/// The longest that an input may take. Fuzz targets have a second; here, others use the machine too.
+/// The longest that an input may take. Fuzz targets have a second; here, others use the machine
+/// too.
 const LONGEST: Duration = Duration::from_secs(10);
 
 fn fuzz() -> PathBuf {

@@ -1,9 +1,9 @@
-//! The circuit breaker: a store that fails is left alone for a while, so that requests do not wait
-//! for it one after the other.
+//! The circuit breaker: after failures, weft sends a store no requests for a while, so that they do
+//! not wait for it one after the other.
 //!
-//! After a failure in silence, or a few other failures in a row, the breaker is open: nothing is
-//! asked. After a pause, one request is let through. If it succeeds, the breaker closes; if not,
-//! the next pause is longer.
+//! If the store does not answer, or after a few other failures in a row, the breaker opens: it lets
+//! no request through. After a pause, it lets one request through. If it succeeds, the breaker
+//! closes; if not, the next pause is longer.
 
 use std::time::{Duration, Instant};
 

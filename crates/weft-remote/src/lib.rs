@@ -1,11 +1,12 @@
 //! The remote tier: KV rows and registered chunks in an object store that several machines share.
 //!
-//! The object store is the distributed system: this crate has no protocol of its own and elects no
-//! leader. Objects are immutable and named by content; a manifest, written last, makes rows exist.
-//! What comes back is checked against the manifest, the key and, with a key, the signature. A
-//! failing or lying store is a counted miss, never an error of a request (docs/store.md).
+//! The object store is the distributed system: this crate adds no protocol and elects no leader.
+//! Objects are immutable and named by content; readers find rows by a manifest, which is written
+//! last. Rows that arrive are checked against the manifest, the key and, if there is a signing key,
+//! the signature. A failing or lying store is a counted miss, never an error of a request
+//! (docs/store.md).
 //!
-//! The crate knows no device, and of the engine only the border `RemoteTier`: rows are bytes, as in
+//! The crate knows no device, and only the trait `RemoteTier` of the engine: rows are bytes, as in
 //! `weft_core::store`.
 
 #![forbid(unsafe_code)]

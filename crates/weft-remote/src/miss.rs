@@ -35,7 +35,7 @@ pub enum Miss {
         /// The limit.
         seconds: f64,
     },
-    /// The store has failed recently and is left alone for a while.
+    /// The store has failed recently; the breaker is open.
     #[error("the store failed recently and is left alone for a while")]
     BreakerOpen,
     /// Too many fetches wait already.

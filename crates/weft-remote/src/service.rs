@@ -1,8 +1,8 @@
-//! The remote tier as a service with its own threads: fetches that nobody waits for in vain, and
-//! writes behind the answers.
+//! The remote tier as a service with its own threads: fetches with a time limit, and writes after
+//! the answers.
 //!
-//! A fetch is answered in any case, within its limit on time. Nothing here waits for the store on
-//! the caller's thread, except the calls that say so.
+//! Every fetch gets a reply within its time limit. Only the calls that say so wait for the store on
+//! the caller's thread.
 
 use std::collections::HashSet;
 use std::future::{Future, pending};

@@ -1,7 +1,8 @@
-//! What streaming costs: a device that computes nothing says 2,000 tokens a second, one client reads
-//! them, and the processor time that the server's own threads took is reported as a share of one core.
-//! Also what a request's first token takes over the same request to the library. Prints JSON with all
-//! samples; the first number on the command line says how often all of it is measured.
+//! What streaming costs: a device that computes nothing says 2,000 tokens a second, one client
+//! reads them, and the processor time that the server's own threads took is reported as a share of
+//! one core. Also what a request's first token takes over the same request to the library. Prints
+//! JSON with all samples; the first number on the command line says how often all of it is
+//! measured.
 //!
 //! `cargo run --release -p weft-server --example stream_cost -- 5`
 

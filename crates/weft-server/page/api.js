@@ -1,7 +1,7 @@
 // The server's routes as functions, and its answers in one shape. It owns every request that the page
 // makes, and all that is known of the wire. It touches no element and remembers nothing but the key.
 
-/** A request that came to nothing. `kind` is what the page tells people apart by. */
+/** A request that failed. The page chooses its message by `kind`. */
 export class ApiError extends Error {
   constructor(kind, message, { status = 0, code = null, retryAfter = null } = {}) {
     super(message);
@@ -76,10 +76,9 @@ export class Api {
   }
 
   /**
-   * Answers a prompt. `on` hears {loading} while the model is loaded and {progress, report} while
-   * the prompt is read, then {text} (with
-   * `accepted` if a draft had it) and {thinking} as they come; the result has what the stream told at its end: id, finish, usage,
-   * timings, report.
+   * Answers a prompt. `on` gets {loading} while the model is loaded and {progress, report} while the
+   * prompt is read, then {text} (with `accepted` if a draft had it) and {thinking} as they come. The
+   * result has what the end of the stream reports: id, finish, usage, timings, report.
    */
   async chat(prompt, signal, on) {
     const body = { ...prompt, stream: true, stream_options: { include_usage: true }, return_progress: true, return_accepted: true };
@@ -125,13 +124,13 @@ export class Api {
       throw new ApiError('gone', 'The server does not answer.');
     }
     if (response.ok) return response;
-    let told = {};
+    let answer = {};
     try {
-      told = await response.json();
+      answer = await response.json();
     } catch {
-      // An answer without a body that can be read is told by its status alone.
+      // Without a body that can be read, the status says what failed.
     }
-    throw failure(response.status, told, response.headers.get('Retry-After'));
+    throw failure(response.status, answer, response.headers.get('Retry-After'));
   }
 }
 

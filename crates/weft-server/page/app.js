@@ -56,7 +56,7 @@ const conversations = new Conversations({
 let connecting = 0;
 let attempt = 0;
 
-/** Finds out what is served, and goes on trying; `quiet` where the failure is told elsewhere. */
+/** Asks what is served, and keeps trying; `quiet` if the failure is shown elsewhere. */
 async function connect({ wrongKey = false, quiet = false } = {}) {
   clearTimeout(connecting);
   attempt += 1;
@@ -163,7 +163,7 @@ async function addTexts(texts) {
   try {
     for (const [name, text] of texts) tray.put(await shelf.add('context', text, name));
   } catch (error) {
-    shelf.tell(error, 'The examples were not added');
+    shelf.showError(error, 'The examples were not added');
   }
   await shelf.load();
   $('question').focus();
@@ -179,7 +179,7 @@ async function keepAnswer(turn) {
     const chunk = await shelf.add('output', turn.text, `answer: ${head(turn.text, 40)}`);
     toast.show(`Kept on the shelf as “${nameOf(chunk)}”.`);
   } catch (error) {
-    shelf.tell(error, 'The answer was not kept');
+    shelf.showError(error, 'The answer was not kept');
     toast.show(`The answer was not kept. ${error.message}`);
   }
   await shelf.load();
@@ -288,7 +288,7 @@ function drawComposer() {
   drawSend();
 }
 
-// What the prompt would find, told before it is sent.
+// What the prompt would find, shown before it is sent.
 let previewTimer = 0;
 let previewing = null;
 
@@ -379,7 +379,7 @@ chat.addEventListener('open', () => { recalled = null; });
 chat.addEventListener('end', () => {
   draw();
   const { error } = store.data.turns.at(-1) ?? {};
-  // What failed is told at the answer; here it is only waited for.
+  // The answer shows what failed; here the page only waits for the server.
   if (['gone', 'loading'].includes(error?.kind)) connect({ quiet: true });
   else shelf.load().then(preview);
 });

@@ -6,7 +6,7 @@ import { head } from './dom.js';
 
 const NUMBERS = ['temperature', 'top_p', 'top_k', 'min_p', 'max_tokens', 'seed'];
 
-/** Turns that can be told again: a question without an answer is left out. */
+/** The turns that are sent again; a question without an answer is left out. */
 function pairs(turns) {
   const whole = [];
   for (let at = 0; at + 1 < turns.length; at += 2) {

@@ -47,8 +47,9 @@ function rowOf({ id, level }, { name }) {
 }
 
 /**
- * Facts of a report that are told in words. There is one time: that to the first token, measured by the
- * server from when it takes up the prompt. Nothing kept would have cost `saved` more, which is an estimate.
+ * Facts of a report that are shown in words. There is one time, the time to the first token, which the
+ * server measures from the moment it takes up the prompt. Without kept rows it would have been `saved`
+ * longer, which is an estimate.
  */
 export function sums(report, timings = null) {
   const prompt = report.chunks.reduce((sum, chunk) => sum + chunk.tokens, 0);

@@ -1,5 +1,5 @@
 // The settings dialog: the system prompt, sampling, thinking, and under Advanced how documents are
-// reused. It writes what it is told into the store.
+// reused. It writes what the user sets into the store.
 
 import { SETTINGS } from './store.js';
 

@@ -56,14 +56,14 @@ export class Shelf extends EventTarget {
 
   /** Stores files, and reports each that was stored. */
   async addFiles(files) {
-    this.tell(null);
+    this.showError(null);
     for (const file of files) {
       try {
         const { text, encoding } = await readText(file);
         const chunk = await this.add('context', text, file.name);
         this.dispatchEvent(new CustomEvent('added', { detail: { chunk, encoding } }));
       } catch (error) {
-        this.tell(error, `${file.name} was not added`);
+        this.showError(error, `${file.name} was not added`);
       }
     }
     await this.load();
@@ -105,13 +105,13 @@ export class Shelf extends EventTarget {
     try {
       await does();
     } catch (error) {
-      this.tell(error, `${nameOf(chunk)} was not ${what}`);
+      this.showError(error, `${nameOf(chunk)} was not ${what}`);
     }
     await this.load();
   }
 
-  /** Says what failed, until it is dismissed or files are added again; null says nothing. */
-  tell(error, what) {
+  /** Shows what failed, until the user dismisses it or adds files again; null clears it. */
+  showError(error, what) {
     if (!error) return [this.notice, this.elsewhere].forEach((place) => fill(place));
     const notice = explain(error, what, { Dismiss: () => notice.remove() });
     return this.#show(notice);
@@ -189,7 +189,7 @@ export class Shelf extends EventTarget {
       try {
         await (isLeaving ? void this.api.deleteChunk(id, true).catch(() => {}) : this.api.deleteChunk(id));
       } catch (error) {
-        this.tell(error, `${nameOf(chunk)} was not deleted`);
+        this.showError(error, `${nameOf(chunk)} was not deleted`);
       }
       this.chunks = this.chunks.filter((one) => one.id !== id);
       this.deleted.delete(id);

@@ -213,7 +213,7 @@ function summary(turn, ribbon) {
   ].flat();
 }
 
-/** How long the rest of the prompt will take, once that can be told. */
+/** How long the rest of the prompt will take, once it can be estimated. */
 function timeLeft({ total, processed, begun, time_ms: ms }) {
   const done = processed - begun;
   if (done <= 0 || ms < 400) return '';

@@ -1,4 +1,4 @@
-// What a newcomer sees: what the page is for, told by three things to do. It goes when the first
+// What a newcomer sees: what the page is for, shown by three things to do. It goes when the first
 // question is asked. The documents are invented, so that an answer can come from nowhere else.
 
 import { fill, h } from './dom.js';

@@ -1,5 +1,5 @@
-//! Sizes of what is sent: heads, bodies that are announced, empty ones, and large bodies of many clients,
-//! whose sum is bounded without small requests noticing; and answers that nobody reads.
+//! Sizes of what is sent: heads, bodies that are announced, empty ones, and large bodies of many
+//! clients, whose sum is bounded without small requests noticing; and answers that nobody reads.
 
 mod harness;
 

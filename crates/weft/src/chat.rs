@@ -40,8 +40,27 @@ impl<'l> Chat<'l> {
     /// [`Error::Request`] if the conversation no longer fits the context; [`Error::Generate`] if
     /// the device fails.
     pub fn say(&mut self, text: &str) -> Result<Answer, Error> {
+        self.stream(text, |_| {})
+    }
+
+    /// Sends a message, passes each piece of the answer's text to `on_text` as soon as the model has
+    /// generated it, and returns the whole answer.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), weft::Error> {
+    /// let mut llm = weft::open_bundled()?;
+    /// let mut chat = llm.chat();
+    /// let question = "Piranul has 49 bridges.\n\nHow many bridges does Piranul have?";
+    /// chat.stream(question, |text| print!("{text}"))?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// The errors of [`say`](Self::say).
+    pub fn stream(&mut self, text: &str, on_text: impl FnMut(&str)) -> Result<Answer, Error> {
         self.messages.push(Message::user(text));
-        match self.answer() {
+        match self.answer(on_text) {
             Ok(answer) => {
                 self.messages.push(Message::assistant(&answer.text));
                 Ok(answer)
@@ -53,11 +72,15 @@ impl<'l> Chat<'l> {
         }
     }
 
-    fn answer(&mut self) -> Result<Answer, Error> {
+    fn answer(&mut self, mut on_text: impl FnMut(&str)) -> Result<Answer, Error> {
         let conversation = Conversation::new(self.messages.clone(), self.settings.think);
         let prompt = self.llm.engine.compose_chat(&conversation)?;
         let request = Request::new(prompt, self.llm.sampling(&self.settings));
         let request = self.llm.drafted(request, &self.settings)?;
-        self.llm.run(request)?.finish()
+        let mut stream = self.llm.run(request)?;
+        for piece in stream.by_ref() {
+            on_text(&piece?);
+        }
+        stream.finish()
     }
 }

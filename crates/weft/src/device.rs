@@ -13,6 +13,9 @@ use crate::memory::available_memory;
 use crate::self_test;
 use crate::self_test::Passed;
 
+#[cfg(feature = "cuda")]
+pub use weft_cuda::Launches;
+
 /// The device that the caller asks for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum DeviceChoice {
@@ -43,7 +46,7 @@ pub enum ExpertsPlace {
 pub enum Chosen {
     /// A CUDA GPU, with its way of launching kernels.
     #[cfg(feature = "cuda")]
-    Cuda(weft_cuda::Launches),
+    Cuda(Launches),
     /// A CUDA GPU, with the model's experts in main memory.
     #[cfg(all(feature = "cuda", feature = "cpu"))]
     CudaWithHostExperts,
@@ -73,7 +76,7 @@ pub(crate) struct DeviceOptions {
     pub(crate) device: DeviceChoice,
     pub(crate) experts: ExpertsPlace,
     #[cfg(feature = "cuda")]
-    pub(crate) launches: weft_cuda::Launches,
+    pub(crate) launches: Launches,
 }
 
 impl DeviceOptions {
@@ -160,7 +163,7 @@ impl Chosen {
         }
         match self {
             #[cfg(feature = "cuda")]
-            Self::Cuda(weft_cuda::Launches::Persistent) => {
+            Self::Cuda(Launches::Persistent) => {
                 Err(Error::Experts("a persistent kernel cannot wait for the CPU"))
             }
             #[cfg(all(feature = "cuda", feature = "cpu"))]
@@ -168,8 +171,8 @@ impl Chosen {
             #[cfg(all(feature = "cuda", not(feature = "cpu")))]
             Self::Cuda(_) => Err(Error::Experts("this program has no CPU device")),
             #[cfg(feature = "cpu")]
-            Self::Cpu => Err(Error::Experts("the CPU device has them there anyway")),
-            Self::Reference => Err(Error::Experts("the reference device has them there anyway")),
+            Self::Cpu => Err(Error::Experts("the CPU device keeps them there anyway")),
+            Self::Reference => Err(Error::Experts("the reference device keeps them there anyway")),
         }
     }
 
@@ -225,7 +228,7 @@ impl Chosen {
             }),
             #[cfg(all(feature = "cuda", feature = "cpu"))]
             Self::CudaWithHostExperts => match self_test::cpu() {
-                Ok(_) => Self::Cuda(weft_cuda::Launches::Graph).test_beside(config, load),
+                Ok(_) => Self::Cuda(Launches::Graph).test_beside(config, load),
                 Err(reason) => Ok((None, Tested::Failed(reason))),
             },
             #[cfg(feature = "cpu")]
@@ -274,7 +277,6 @@ impl Chosen {
 #[cfg(all(test, feature = "cuda", feature = "cpu"))]
 mod tests {
     use weft_core::shapes;
-    use weft_cuda::Launches;
 
     use super::*;
 
@@ -290,7 +292,7 @@ mod tests {
         for (chosen, config, reason) in [
             (Chosen::Cuda(Launches::Auto), &dense, "the model has no experts"),
             (Chosen::Cuda(Launches::Persistent), &sparse, "persistent kernel"),
-            (Chosen::Cpu, &sparse, "the CPU device has them there anyway"),
+            (Chosen::Cpu, &sparse, "the CPU device keeps them there anyway"),
             (Chosen::Reference, &sparse, "the reference device"),
         ] {
             let refused = placed(chosen, config).unwrap_err().to_string();

@@ -13,11 +13,11 @@
 //! # }
 //! ```
 //!
-//! [`open`] takes a folder or a name on the Hugging Face hub, and returns an [`Llm`]. Its methods
-//! are [`ask`](Llm::ask), [`stream`](Llm::stream), [`chat`](Llm::chat), and
+//! [`open`] takes a folder, a GGUF file or a name on the Hugging Face hub, and returns an [`Llm`].
+//! Its methods are [`ask`](Llm::ask), [`stream`](Llm::stream), [`chat`](Llm::chat), and
 //! [`ask_all`](Llm::ask_all) for several questions at once; [`embed`](Llm::embed) and
-//! [`rerank`](Llm::rerank) serve search. [`Options`] sets the device, the length
-//! of the context, and the memory and the folder for KV rows.
+//! [`rerank`](Llm::rerank) are for search. [`Options`] sets the device, the length of the context,
+//! and the memory and the folder for KV rows.
 //!
 //! A KV row holds the keys and values of one token. weft computes the rows of a document with the
 //! first question about it. Later questions reuse these rows, so their answers start sooner.
@@ -45,7 +45,7 @@ pub mod self_test;
 
 pub use weft_core;
 pub use weft_core::chunk::{Repair, Report, Reuse};
-pub use weft_core::engine::{FinishReason, Speculate, Speculation, Stats};
+pub use weft_core::engine::{FinishReason, Speculate, Stats};
 pub use weft_core::retrieval::embedding;
 pub use weft_core::store::StoredRows;
 
@@ -56,12 +56,12 @@ pub use self::chat::Chat;
 pub use self::device::{DeviceChoice, ExpertsPlace};
 pub use self::error::Error;
 pub use self::llm::Llm;
-pub use self::open::{DEFAULT_CONTEXT, Options};
-pub use self::progress::{Event, Progress, Silent};
+pub use self::open::Options;
+pub use self::progress::{Event, Progress};
 pub use self::question::{Document, Question};
 
-/// Opens a model: a folder, or a name on the Hugging Face hub. A model that is not in the hub's
-/// cache is downloaded. Use [`Options`] to change the defaults.
+/// Opens a model: a folder, a GGUF file, or a name on the Hugging Face hub. A model that is not in
+/// the hub's cache is downloaded. Use [`Options`] to change the defaults.
 ///
 /// # Errors
 /// See [`Error`].

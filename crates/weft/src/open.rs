@@ -19,9 +19,6 @@ use crate::llm::Llm;
 use crate::memory::{CONTEXTS, MemoryPlan, Room, check_fit_together, default_ram_cache};
 use crate::progress::{Event, Progress, Silent};
 
-/// Default length of the context: enough for a long document, and small enough for any machine.
-pub const DEFAULT_CONTEXT: usize = 8192;
-
 /// Bytes of weights between two progress reports.
 const REPORT_BYTES: u64 = 1 << 20;
 
@@ -75,6 +72,10 @@ impl Default for Options {
 }
 
 impl Options {
+    /// Default length of the context in tokens: enough for a long document, and small enough for
+    /// any machine.
+    pub const DEFAULT_CONTEXT: usize = 8192;
+
     /// The defaults: the GPU if there is one, a context of 8,192 tokens, and KV rows cached in
     /// memory but not on disk.
     pub fn new() -> Self {
@@ -340,7 +341,7 @@ impl Options {
     /// [`Error::ContextTooLong`] and [`Error::ContextTooShort`]
     pub fn room(&self, config: &Config) -> Result<Room, Error> {
         let most = config.max_positions;
-        let context = self.context.unwrap_or(DEFAULT_CONTEXT.min(most));
+        let context = self.context.unwrap_or(Self::DEFAULT_CONTEXT.min(most));
         match context {
             wanted if wanted > most => Err(Error::ContextTooLong { wanted, most }),
             wanted if wanted < 2 => Err(Error::ContextTooShort { wanted }),

@@ -80,7 +80,7 @@ pub trait Progress: Send + Sync {
 
 /// Ignores all events.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Silent;
+pub(crate) struct Silent;
 
 impl Progress for Silent {
     fn report(&self, _event: Event<'_>) {}

@@ -142,7 +142,10 @@ fn a_conversation_is_remembered_and_a_refused_turn_is_not() {
     assert!(!first.text.is_empty());
     let too_long = "word ".repeat(2000);
     assert!(matches!(chat.say(&too_long), Err(Error::Request(_))));
-    let second = chat.say("How many bridges does Piranul have?").unwrap();
+    let mut pieces = String::new();
+    let streamed = |text: &str| pieces.push_str(text);
+    let second = chat.stream("How many bridges does Piranul have?", streamed).unwrap();
+    assert_eq!(pieces, second.text);
     assert!(second.stats.cached_tokens >= first.stats.prompt_tokens - 8, "{:?}", second.stats);
     assert!(second.stats.prompt_tokens < 300, "the refused turn is not in the prompt");
 }

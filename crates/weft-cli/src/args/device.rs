@@ -57,7 +57,7 @@ pub(crate) enum ExpertsAt {
     /// On the device, like everything else
     #[default]
     Device,
-    /// In main memory, computed by the CPU beside a GPU: for cards that cannot hold them
+    /// In main memory, computed by the CPU beside a GPU: for GPUs that cannot hold them
     Cpu,
 }
 

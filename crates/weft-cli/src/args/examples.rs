@@ -1,11 +1,12 @@
 //! The end of each command's help: examples, and where else flags can be set.
 
-/// Examples, then the other sources of flags.
+/// Examples, further lines if there are some, then the other sources of flags.
 macro_rules! help {
-    ($($line:literal)*) => {
+    ($($line:literal)* $(; $($more:literal)*)?) => {
         concat!(
             "Examples:\n",
             $("  ", $line, "\n",)*
+            $("\n", $($more, "\n",)*)?
             "\nMost flags can also be set by WEFT_* in the environment (WEFT_CTX_SIZE=32k) or in\n\
              config.toml (ctx-size = \"32k\"): see `weft config`."
         )
@@ -18,6 +19,7 @@ pub(super) const WEFT: &str = help! {
     "weft run qwen3:0.6b \"Why is the sky blue?\"      a model of the hub, downloaded once"
     "weft chat qwen3:0.6b --context notes.txt"
     "weft serve qwen3:0.6b --open                    a page and an API on this machine"
+    ;
     "Exit codes: 0 done, 1 failed, 2 a mistake in the command or a file that does not exist,"
     "3 the model is not here, 4 too little memory, 5 no usable GPU, 70 a fault in weft, 130 Ctrl-C"
 };

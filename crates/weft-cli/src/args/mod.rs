@@ -338,7 +338,7 @@ pub(crate) struct ModelArgs {
     /// Never use the network
     #[arg(long)]
     pub(crate) offline: bool,
-    /// Load the model even if a `weft serve` of yours has it; in `serve`: serve HTTP alone
+    /// Load the model even if your `weft serve` has it; for `serve`: do not serve other commands
     #[arg(long)]
     pub(crate) no_resident: bool,
     /// Print only the answer and errors

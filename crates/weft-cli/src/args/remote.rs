@@ -37,7 +37,7 @@ pub(crate) struct RemoteTrustArgs {
     /// File with the key that signs what is stored; only what it has signed is used
     #[arg(help_heading = HEADING, long, value_name = "FILE")]
     pub(crate) remote_key: Option<PathBuf>,
-    /// Use KV rows that nobody has signed: whoever can write to the store decides what they say
+    /// Use unsigned KV rows too: everybody who can write to the store can then change answers
     #[arg(help_heading = HEADING, long)]
     pub(crate) remote_unsigned: bool,
 }

@@ -24,7 +24,7 @@ pub(crate) struct ServeArgs {
     pub(crate) remote: RemoteArgs,
     #[command(flatten)]
     pub(crate) speculate: SpeculateArgs,
-    /// Address to listen on; other than loopback addresses need --api-key
+    /// Address to listen on; all but loopback addresses need --api-key
     #[arg(long, value_name = "ADDRESS", value_parser = parse_host, default_value = "127.0.0.1")]
     pub(crate) host: IpAddr,
     /// Port to listen on (0: any free one)
@@ -47,8 +47,8 @@ pub(crate) struct ServeArgs {
     /// Load any model of the hub or its cache that a client names; paths are refused
     #[arg(long)]
     pub(crate) allow_load: bool,
-    /// How long a model stays loaded that nobody uses, such as 10m or 1h, or `forever` (default:
-    /// 10m; a model that is served alone stays)
+    /// How long an unused model stays loaded, such as 10m or 1h, or `forever` (default: 10m; the
+    /// only model of a server stays)
     #[arg(long, value_name = "TIME")]
     pub(crate) keep_loaded: Option<KeepLoaded>,
     /// Maximum number of models in memory at a time (default: as many as fit)

@@ -10,7 +10,7 @@ pub(crate) struct SpeculateArgs {
     /// whenever there is a guess. The answer is the same, bit for bit (default: auto)
     #[arg(long, value_name = "HOW")]
     pub(crate) speculate: Option<Speculate>,
-    /// A small model with the same tokenizer that drafts where documents and conversation do not
+    /// A small model with the same tokenizer. It drafts if documents and conversation give no guess
     #[arg(long, value_name = "MODEL")]
     pub(crate) draft: Option<String>,
 }

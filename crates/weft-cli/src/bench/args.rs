@@ -144,7 +144,8 @@ pub(crate) enum Mix {
 pub(crate) struct SubjectArgs {
     #[command(flatten)]
     pub(crate) random: ShapeArgs,
-    /// Real weights: a folder, or `org/name[@revision]` in the hub cache
+    /// Real weights: a folder, a GGUF file, `org/name[:TAG][@revision]` in the hub cache, or a name
+    /// like qwen3:0.6b
     #[arg(short, long, value_name = "MODEL")]
     pub(crate) model: Option<String>,
     /// Quantise the weights while loading

@@ -4,8 +4,8 @@
 //! It measures a whole `Engine`, because a warm first token consists of finding, loading and
 //! allocating rows. Every case must give the same token with the same log-probabilities; otherwise
 //! the results are invalid. Rows that are stored in 8 bits are not those that were computed, so
-//! then the slower tiers are compared with one another. Log-probabilities are checked in a round that is not timed, because
-//! they cost time themselves.
+//! then the slower tiers are compared with one another. Log-probabilities are checked in a round
+//! that is not timed, because they cost time themselves.
 
 use std::process::ExitCode;
 use std::time::Duration;

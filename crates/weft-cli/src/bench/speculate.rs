@@ -3,8 +3,8 @@
 //! The drafts are oracles: a first answer is the prediction of the next ones, with a share of its
 //! tokens replaced by wrong ones. This measures the mechanism, not how well texts can be guessed.
 //! Plain and drafted answers take turns, every answer must have the same tokens, and one more row
-//! has `auto` on a text of which no draft is ever right. A draft model with random weights shows the
-//! same for a source whose drafts cost time.
+//! has `auto` on a text of which no draft is ever right. A draft model with random weights shows
+//! the same for a source whose drafts cost time.
 
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -51,8 +51,8 @@ pub(crate) struct SpeculateArgs {
     /// Lengths of drafts: 1 to 7 tokens, or auto
     #[arg(long, value_name = "TOKENS", value_delimiter = ',', default_value = "1,2,4,7,auto")]
     lengths: Vec<Speculate>,
-    /// Sampling temperature. Random weights repeat themselves at 0, and drafts with wrong tokens then
-    /// slip to other places of the text
+    /// Sampling temperature. Random weights repeat themselves at 0, and drafts with wrong tokens
+    /// then slip to other places of the text
     #[arg(long, value_name = "T", default_value = "1")]
     temperature: f32,
     /// Also time answers whose drafts come from a draft model: random weights of this shape, which
@@ -180,7 +180,7 @@ impl Bench<'_> {
         Ok(rows("always wrong", &text, &plain, &cases))
     }
 
-    /// Loads a draft model onto a device of its own.
+    /// Loads a draft model onto its own device.
     fn add_draft_model(&mut self, shape: &str, limits: Limits) -> Result<(), CliError> {
         let random = ShapeArgs { shape: Some(shape.to_owned()), seed: DRAFT_SEED };
         let subject = Subject::of_shape(&random)?;
@@ -285,8 +285,8 @@ fn sampling(n_tokens: usize, temperature: f32) -> Sampling {
     }
 }
 
-/// A text with `right` per cent of its tokens kept, and wrong ones in the place of the others. Which
-/// ones depends on their positions alone, as random as if dice were thrown.
+/// A text with `right` per cent of its tokens kept, and wrong ones in the place of the others.
+/// Which ones depends on their positions alone, as random as if dice were thrown.
 fn corrupted(truth: &[u32], right: u32, vocab: u32) -> Vec<u32> {
     let is_right = |position: usize| {
         let mixed = (position as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);

@@ -17,7 +17,7 @@ use crate::resident;
 use crate::served::ServedModels;
 use crate::terminal;
 
-/// How long one of several models stays loaded that nobody uses.
+/// How long an unused model of several stays loaded.
 const KEEP_LOADED: Duration = Duration::from_secs(600);
 
 pub(crate) fn run(args: ServeArgs) -> Result<ExitCode, CliError> {

@@ -1,5 +1,5 @@
-//! Drafts: requests say how much is drafted and what the client predicts, responses say what came of
-//! it, and the answer is the same.
+//! Drafts: requests say how much is drafted and what the client predicts, responses say what came
+//! of it, and the answer is the same.
 
 use serde_json::{Value, json};
 

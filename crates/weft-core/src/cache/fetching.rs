@@ -34,8 +34,8 @@ pub(crate) struct Brought {
 }
 
 impl Cache {
-    /// Starts to bring a node's rows into the device's pages, promised ones if the node has none. The
-    /// lane needs the first `n_tokens` of them.
+    /// Starts to bring a node's rows into the device's pages, promised ones if the node has none.
+    /// The lane needs the first `n_tokens` of them.
     pub(crate) fn bring(
         &mut self,
         id: NodeId,
@@ -208,7 +208,7 @@ impl Cache {
                 }
             }
             (None, Tier::Remote) => {
-                // An absence tells how long the store takes to answer.
+                // An absence shows how long the store takes to answer.
                 time.into_iter().for_each(|time| self.speeds.count_read(tier, 0, time));
             }
             (None, _) => {

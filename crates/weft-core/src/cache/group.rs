@@ -1,6 +1,5 @@
-//! Rows that the requests of one group share, and nobody else: the choices of one answer that must
-//! not use the cache. They are found under their own root, and they are gone with the group's last
-//! request.
+//! Rows that only the requests of one group share: the choices of one answer that must not use the
+//! cache. They are found under their own root, and they go with the group's last request.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};

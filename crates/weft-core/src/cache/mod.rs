@@ -35,7 +35,7 @@ pub use self::filing::Saving;
 pub(crate) use self::group::GroupId;
 pub use self::group::RowGroup;
 use self::group::Waiting;
-use self::news::Newsroom;
+use self::news::NewsChannel;
 pub use self::node::LaneId;
 use self::node::Worth;
 pub(crate) use self::node::{Node, NodeId};
@@ -89,7 +89,7 @@ pub(crate) struct Cache {
     packs: bool,
     /// Nodes whose rows have to be handed to the files.
     to_file: VecDeque<NodeId>,
-    news: Newsroom,
+    news: NewsChannel,
     speeds: Speeds,
     warnings: Vec<String>,
     /// Counts uses.
@@ -147,7 +147,7 @@ impl Cache {
             stored_rows,
             packs: false,
             to_file: VecDeque::new(),
-            news: Newsroom::default(),
+            news: NewsChannel::default(),
             speeds: Speeds::default(),
             warnings: Vec::new(),
             clock: 0,

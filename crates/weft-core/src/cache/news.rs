@@ -1,8 +1,9 @@
 //! What the cache hears from threads outside: files that were written, rows that have come.
 //!
 //! This is the border for everything that holds rows elsewhere, such as files. A node whose rows
-//! are elsewhere gives out an [`Awaited`]; whoever fetches the rows delivers them by it, or says
-//! that there are none, from any thread and at any time. The engine picks news up between steps.
+//! are elsewhere gives out an [`Awaited`]. The code that fetches the rows delivers them through it,
+//! or reports that there are none, from any thread and at any time. The engine picks up news
+//! between steps.
 
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Weak};
@@ -35,17 +36,17 @@ pub(super) struct Arrival {
     pub(super) rows: Option<Rows>,
     /// The time to fetch them, or to learn that there are none; `None` if nobody answered.
     pub(super) time: Option<Duration>,
-    /// The time that they once took to compute, if whoever has fetched them knows it.
+    /// The time that they once took to compute, if it is known.
     pub(super) cost: Option<Duration>,
 }
 
 /// The channel on which news comes.
-pub(super) struct Newsroom {
+pub(super) struct NewsChannel {
     pub(super) to: Sender<News>,
     pub(super) from: Receiver<News>,
 }
 
-impl Default for Newsroom {
+impl Default for NewsChannel {
     fn default() -> Self {
         let (to, from) = channel();
         Self { to, from }
@@ -64,7 +65,7 @@ pub(super) struct Fetching {
 
 impl Fetching {
     /// Starts to wait for the rows of a node.
-    pub(super) fn new(node: NodeId, tier: Tier, news: &Newsroom) -> (Self, Awaited) {
+    pub(super) fn new(node: NodeId, tier: Tier, news: &NewsChannel) -> (Self, Awaited) {
         let ticket = Arc::new(());
         let (since, to) = (Instant::now(), Some(news.to.clone()));
         let awaited = Awaited { node, ticket: Arc::downgrade(&ticket), since, to };

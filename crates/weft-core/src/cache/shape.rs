@@ -1,5 +1,5 @@
-//! The size of rows: as the device computes them, as files have them, and in main memory, where they
-//! lie as they travel.
+//! The size of rows: as the device computes them, as files have them, and in main memory, where
+//! they lie as they travel.
 
 use super::{Cache, Node};
 use crate::config::Config;

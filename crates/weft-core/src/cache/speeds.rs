@@ -55,7 +55,7 @@ pub(super) enum Way {
     Fetch,
     /// They are computed.
     Compute,
-    /// They are computed, and read by nobody who waits, to measure the tier.
+    /// They are computed. They are also read, to measure the tier, and nothing waits for that.
     ComputeAndTry,
 }
 
@@ -73,7 +73,7 @@ impl Speeds {
 
     /// Counts computed tokens of a prompt.
     pub(super) fn count_computed(&mut self, tokens: usize, time: Duration) {
-        // Large steps tell more than small ones.
+        // Large steps show more than small ones.
         let fade = FADE.powf(tokens as f64 / FEWEST_TOKENS);
         self.tokens = self.tokens * fade + tokens as f64;
         self.seconds = self.seconds * fade + time.as_secs_f64();
@@ -300,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn tiers_are_measured_apart_and_absences_tell_the_latency() {
+    fn tiers_are_measured_apart_and_absences_show_the_latency() {
         let mut speeds = Speeds::default();
         speeds.count_computed(100, 10 * MS);
         (0..9).for_each(|_| speeds.count_read(Tier::Disk, 1000, MS));

@@ -1,8 +1,8 @@
 //! Moves rows down: out of the device's pages, to main memory, to files.
 //!
-//! The node with the smallest worth goes first, to the next tier that has room. Copies from pages to
-//! main memory are started here and run beside steps; readers wait for them. `filing.rs` takes rows
-//! to files, and `fetching.rs` brings rows back up.
+//! The node with the smallest worth goes first, to the next tier that has room. Copies from pages
+//! to main memory are started here and run beside steps; readers wait for them. `filing.rs` takes
+//! rows to files, and `fetching.rs` brings rows back up.
 
 use std::sync::Arc;
 use std::sync::mpsc::Receiver;

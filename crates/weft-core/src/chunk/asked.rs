@@ -126,35 +126,35 @@ impl Asked {
         registered: &Library,
         thinking: Option<bool>,
     ) -> Result<Composed, AskError> {
-        let mut desk = Desk::new(tokenizer, registered);
+        let mut composer = Composer::new(tokenizer, registered);
         let template = || template.ok_or(ChunkError::NoTemplate);
         let prompt = match self {
             Self::Text(text) => {
                 let tokens = tokenizer.encode_with_bos(text).map_err(PromptError::from)?;
-                return Ok(Composed { end: text.clone(), ..desk.composed(tokens.into()) });
+                return Ok(Composed { end: text.clone(), ..composer.composed(tokens.into()) });
             }
             Self::Documents { system, documents, question, reuse, repair } => {
                 let mut prompt = Prompt::new().query(question).reuse(*reuse).repair(*repair);
                 if let Some(system) = system {
-                    prompt = prompt.system(&desk.system(system)?);
+                    prompt = prompt.system(&composer.system(system)?);
                 }
                 for document in documents {
-                    prompt = prompt.context(&desk.document(document)?);
+                    prompt = prompt.context(&composer.document(document)?);
                 }
                 let prompt = prompt.thinking(thinking);
-                compose_prompt(template()?, tokenizer, &desk.library, &prompt)?
+                compose_prompt(template()?, tokenizer, &composer.library, &prompt)?
             }
             Self::Chat { system, turns } => {
-                let (messages, documents) = desk.messages(system.as_deref(), turns)?;
+                let (messages, documents) = composer.messages(system.as_deref(), turns)?;
                 let conversation = Conversation::new(messages, thinking);
                 let reuse = TurnReuse::default();
                 let mut prompt =
                     compose_conversation(template()?, tokenizer, &conversation, [], &reuse)?;
-                desk.name_documents(&mut prompt, &documents);
+                composer.name_documents(&mut prompt, &documents);
                 prompt
             }
         };
-        Ok(desk.composed(prompt))
+        Ok(composer.composed(prompt))
     }
 }
 
@@ -172,9 +172,9 @@ impl Source {
     /// # Errors
     /// See [`AskError`].
     pub fn document(&self, tokenizer: &Tokenizer, registered: &Library) -> Result<Chunk, AskError> {
-        let mut desk = Desk::new(tokenizer, registered);
-        let id = desk.document(self)?;
-        Ok(desk.library.get(&id)?.clone())
+        let mut composer = Composer::new(tokenizer, registered);
+        let id = composer.document(self)?;
+        Ok(composer.library.get(&id)?.clone())
     }
 
     /// The system chunk that it is.
@@ -182,14 +182,14 @@ impl Source {
     /// # Errors
     /// See [`AskError`].
     pub fn system(&self, tokenizer: &Tokenizer, registered: &Library) -> Result<Chunk, AskError> {
-        let mut desk = Desk::new(tokenizer, registered);
-        let id = desk.system(self)?;
-        Ok(desk.library.get(&id)?.clone())
+        let mut composer = Composer::new(tokenizer, registered);
+        let id = composer.system(self)?;
+        Ok(composer.library.get(&id)?.clone())
     }
 }
 
 /// Finds and makes the chunks of one prompt.
-struct Desk<'a> {
+struct Composer<'a> {
     tokenizer: &'a Tokenizer,
     registered: &'a Library,
     /// The chunks of the prompt.
@@ -198,7 +198,7 @@ struct Desk<'a> {
     used: BTreeMap<ChunkId, Chunk>,
 }
 
-impl<'a> Desk<'a> {
+impl<'a> Composer<'a> {
     fn new(tokenizer: &'a Tokenizer, registered: &'a Library) -> Self {
         let (library, names, used) = <_>::default();
         Self { tokenizer, registered, library, names, used }

@@ -1,8 +1,8 @@
 //! Composes the messages of a conversation into a [`Composition`].
 //!
 //! Every block of a system prompt, every definition of a tool, every thought, text and call of a
-//! message is a piece. In an exact prompt this says only where rows are cut. In an anchored one each
-//! piece but the last attends to the anchor alone, so a piece that changes costs no other.
+//! message is a piece. In an exact prompt this says only where rows are cut. In an anchored one
+//! each piece but the last attends to the anchor alone, so a piece that changes costs no other.
 
 use std::collections::HashMap;
 

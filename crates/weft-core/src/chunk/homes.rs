@@ -93,8 +93,8 @@ impl Homes {
         }
     }
 
-    /// Whether rows are those of the chunk, all of it, at one of its homes. The rows themselves
-    /// may still be wrong: nobody can tell without computing them.
+    /// Whether rows are those of the chunk, all of it, at one of its homes. The rows themselves may
+    /// still be wrong: only computing them would show that.
     pub fn have(&self, rows: &Header) -> bool {
         let is_its = |home: &Home| {
             let is_here = rows.home_position == home.before.len() && *rows.tokens == *home.piece;

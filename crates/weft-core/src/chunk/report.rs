@@ -77,7 +77,8 @@ pub struct PieceReport {
     pub time: Duration,
     /// Time that was once spent on computing its cached tokens.
     pub saved: Duration,
-    /// Why rows that are kept in files or elsewhere were fetched or computed, if both times were known.
+    /// Why rows that are kept in files or elsewhere were fetched or computed, if both times were
+    /// known.
     pub choice: Option<Choice>,
 }
 

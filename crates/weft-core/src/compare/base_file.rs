@@ -1,10 +1,11 @@
-//! llama.cpp's file of distributions: what `llama-perplexity --kl-divergence-base` writes and reads.
+//! llama.cpp's file of distributions: what `llama-perplexity --kl-divergence-base` writes and
+//! reads.
 //!
-//! All numbers are little endian. `_logits_`, u32 tokens of a window (llama.cpp's chunk), i32 vocabulary, i32 windows, the
-//! i32 tokens of all windows; then a row for each scored token: f32 scale, f32 smallest
-//! log-probability, and a u16 for each token of the vocabulary, padded to an even number. A
-//! log-probability is `scale · u16 + smallest`. The smallest is at most 16 below the largest, and
-//! tokens at -16 or less are left out of divergences.
+//! All numbers are little endian. `_logits_`, u32 tokens of a window (llama.cpp's chunk), i32
+//! vocabulary, i32 windows, the i32 tokens of all windows; then a row for each scored token: f32
+//! scale, f32 smallest log-probability, and a u16 for each token of the vocabulary, padded to an
+//! even number. A log-probability is `scale · u16 + smallest`. The smallest is at most 16 below the
+//! largest, and tokens at -16 or less are left out of divergences.
 //!
 //! A file is untrusted: its header is held against its length before anything is allocated.
 

@@ -175,7 +175,7 @@ pub enum ConfigError {
     #[error("{0}")]
     Tensor(String),
     /// weft does not read the format of quantized weights.
-    #[error("the weights are quantized as {format}: {reason}")]
+    #[error("the weights are quantised as {format}: {reason}")]
     Packing {
         /// The format.
         format: String,

@@ -51,7 +51,7 @@ pub trait Device: Send {
         None
     }
 
-    /// What creating the device took, part by part, in ms. Empty if nobody measured it.
+    /// The time that creating the device took, part by part, in ms. Empty if it was not measured.
     fn started(&self) -> Vec<(&'static str, f64)> {
         Vec::new()
     }
@@ -104,15 +104,15 @@ pub trait Device: Send {
 
     /// The token that the last [`Device::decode`] chose for an output of a lane, counted in the
     /// lane. If it is `None`, the caller's sampler chooses from the logits. If it is `Some`, the
-    /// logits may no longer be available. After an output of a draft whose token is not the next of
-    /// the draft, nobody reads the lane's further outputs, and they may be anything.
+    /// logits may no longer be available. If an output's token differs from the next token of the
+    /// draft, the lane's further outputs are not read, and may be anything.
     fn chosen(&self, lane: usize, output: usize) -> Option<u32> {
         let _ = (lane, output);
         None
     }
 
-    /// The log-probabilities of the token that [`Device::chosen`] returns. A device that chooses for
-    /// a sampler that reports them returns the sampler's.
+    /// The log-probabilities of the token that [`Device::chosen`] returns. A device that chooses
+    /// for a sampler that reports them returns the sampler's.
     fn logprobs(&self, lane: usize, output: usize) -> Option<Logprobs> {
         let _ = (lane, output);
         None

@@ -246,8 +246,8 @@ impl Engine {
         self.cache.is_saving(saving)
     }
 
-    /// Fetches rows from files even if computing them is faster, for measurements. Without this, the
-    /// faster way is chosen for each piece.
+    /// Fetches rows from files even if computing them is faster, for measurements. Without this,
+    /// the faster way is chosen for each piece.
     pub fn always_fetch(&mut self, always: bool) {
         self.cache.always_fetch(always);
     }
@@ -290,7 +290,8 @@ impl Engine {
         CacheStats { draft_index_bytes, ..self.cache.stats() }
     }
 
-    /// Returns the warnings about files and the remote tier since the last call. Such faults never change an answer.
+    /// Returns the warnings about files and the remote tier since the last call. Such faults never
+    /// change an answer.
     pub fn take_warnings(&mut self) -> Vec<String> {
         self.cache.take_warnings()
     }

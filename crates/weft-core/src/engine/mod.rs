@@ -292,8 +292,8 @@ impl Engine {
     }
 
     /// Advances every lane by a block of its prompt or a token of its answer, except paused lanes;
-    /// by several tokens if a draft of them is accepted. Also reports events of other lanes during [`Engine::generate`], [`Engine::warm`] or
-    /// [`Engine::verify`]. A device error ends all lanes.
+    /// by several tokens if a draft of them is accepted. Also reports events of other lanes during
+    /// [`Engine::generate`], [`Engine::warm`] or [`Engine::verify`]. A device error ends all lanes.
     pub fn step(&mut self) -> Result<Vec<Event>, DeviceError> {
         let mut events = std::mem::take(&mut self.unreported);
         self.retire(&mut events);

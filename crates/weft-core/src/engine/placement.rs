@@ -12,7 +12,7 @@
 //! on, each page holds the rows of 64 positions, whatever nodes they belong to. The result
 //! therefore depends neither on where a prompt was cut nor on which rows were cached.
 //!
-//! If rows of approximate pieces are stored coarsely, these pieces have a place of their own in the
+//! If rows of approximate pieces are stored coarsely, these pieces have their own place in the
 //! cache, and so has everything after them: exact pieces find neither.
 
 use std::ops::Range;
@@ -95,7 +95,8 @@ pub(super) struct Placement {
 }
 
 impl Placement {
-    /// Looks up the pieces of the prompt's first `limit` tokens, among the rows of a group or of all.
+    /// Looks up the pieces of the prompt's first `limit` tokens, among the rows of a group or of
+    /// all.
     pub(super) fn look_up(
         cache: &Cache,
         composition: &Composition,
@@ -247,8 +248,8 @@ impl Planner<'_> {
         self.cache.longest(parent, &self.tokens[range.start..end])
     }
 
-    /// The form in which a whole piece after a context is stored, and the node that has it. Full rows
-    /// serve an approximate piece too, and are preferred unless they are in a slower tier.
+    /// The form in which a whole piece after a context is stored, and the node that has it. Full
+    /// rows serve an approximate piece too, and are preferred unless they are in a slower tier.
     fn whole(
         &self,
         piece: &Piece,

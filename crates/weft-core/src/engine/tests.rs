@@ -205,7 +205,7 @@ fn the_next_turn_finds_the_answer() {
 
 /// An event between two answers.
 #[derive(Clone, Debug)]
-enum Happening {
+enum Action {
     Ask { documents: Vec<u32>, question: u32, reuse: Reuse, repair: Repair },
     AskTogether { documents: Vec<u32> },
     CancelAfter { documents: Vec<u32>, steps: usize },
@@ -214,22 +214,22 @@ enum Happening {
     Restart,
 }
 
-fn happenings() -> impl Strategy<Value = Vec<Happening>> {
+fn actions() -> impl Strategy<Value = Vec<Action>> {
     let documents = || prop::collection::vec(0_u32..5, 0..4);
     let reuse = prop::sample::select(&Reuse::ALL[..]);
     let repairs = vec![Repair::None, Repair::Link(16), Repair::Blend(0.3, 1)];
     let repair = prop::sample::select(repairs);
-    let happening = prop_oneof![
+    let action = prop_oneof![
         6 => (documents(), 0_u32..3, reuse, repair).prop_map(
-            |(documents, question, reuse, repair)| Happening::Ask { documents, question, reuse, repair }
+            |(documents, question, reuse, repair)| Action::Ask { documents, question, reuse, repair }
         ),
-        2 => documents().prop_map(|documents| Happening::AskTogether { documents }),
-        1 => (documents(), 0_usize..9).prop_map(|(documents, steps)| Happening::CancelAfter { documents, steps }),
-        1 => (0_u32..5).prop_map(|document| Happening::Forget { document }),
-        1 => Just(Happening::Save),
-        1 => Just(Happening::Restart),
+        2 => documents().prop_map(|documents| Action::AskTogether { documents }),
+        1 => (documents(), 0_usize..9).prop_map(|(documents, steps)| Action::CancelAfter { documents, steps }),
+        1 => (0_u32..5).prop_map(|document| Action::Forget { document }),
+        1 => Just(Action::Save),
+        1 => Just(Action::Restart),
     ];
-    prop::collection::vec(happening, 1..14)
+    prop::collection::vec(action, 1..14)
 }
 
 /// Warm, cold, evicted and recomputed, from main memory, from disk, after a restart, beside others,
@@ -239,7 +239,7 @@ fn happenings() -> impl Strategy<Value = Vec<Happening>> {
 fn whatever_happened_before_does_not_show() {
     let truths: RefCell<HashMap<String, Vec<Token>>> = RefCell::default();
     TestRunner::new(Cases::with_cases(20))
-        .run(&happenings(), |happenings| {
+        .run(&actions(), |actions| {
             let folder = tempfile::tempdir().unwrap();
             let open = || {
                 let store = Store::open(folder.path(), 300_000).unwrap();
@@ -252,14 +252,14 @@ fn whatever_happened_before_does_not_show() {
                 let truth = truths.entry(format!("{prompt:?}")).or_insert_with(|| cold(prompt));
                 assert_eq!(&said, truth);
             };
-            for happening in happenings {
-                match happening {
-                    Happening::Ask { documents, question, reuse, repair } => {
+            for action in actions {
+                match action {
+                    Action::Ask { documents, question, reuse, repair } => {
                         let prompt = composition(&documents, question, reuse, repair);
                         let said = ask(&mut engine, &prompt).0;
                         check(&mut engine, &prompt, said);
                     }
-                    Happening::AskTogether { documents } => {
+                    Action::AskTogether { documents } => {
                         let prompts: Vec<_> = (0..4).map(|q| exact(&documents, q)).collect();
                         let requests =
                             prompts.iter().map(|p| Request::new(p.clone(), sampling())).collect();
@@ -268,7 +268,7 @@ fn whatever_happened_before_does_not_show() {
                             check(&mut engine, prompt, done.tokens);
                         }
                     }
-                    Happening::CancelAfter { documents, steps } => {
+                    Action::CancelAfter { documents, steps } => {
                         let request = Request::new(exact(&documents, 7), sampling());
                         let cancel = request.cancel.clone();
                         engine.add(request).unwrap();
@@ -276,11 +276,11 @@ fn whatever_happened_before_does_not_show() {
                         cancel.cancel();
                         engine.step().unwrap();
                     }
-                    Happening::Forget { document: seed } => {
+                    Action::Forget { document: seed } => {
                         engine.cache.forget(&chunk_of(document(seed)));
                     }
-                    Happening::Save => drop(engine.save(true)),
-                    Happening::Restart => {
+                    Action::Save => drop(engine.save(true)),
+                    Action::Restart => {
                         engine.save(true);
                         drop(engine);
                         engine = open();

@@ -1,9 +1,9 @@
-//! The logits from which given tokens are drawn, and the comparison of an answer over chunks with one
-//! over the plain prompt.
+//! The logits from which given tokens are drawn, and the comparison of an answer over chunks with
+//! one over the plain prompt.
 //!
-//! To compare, the answer's tokens are run twice: after the composition as it was used, and after the
-//! same tokens computed from scratch, each attending to everything before it. The distributions of
-//! each next token are compared.
+//! To compare, the answer's tokens are run twice: after the composition as it was used, and after
+//! the same tokens computed from scratch, each attending to everything before it. The distributions
+//! of each next token are compared.
 
 use std::sync::mpsc;
 

@@ -1,10 +1,9 @@
 //! Model references and the Hugging Face cache layout.
 //!
 //! A user names a model by a folder, a GGUF file, or `org/name[:TAG][@revision]`. This module finds
-//! the hub cache
-//! and reads cached repositories, `models--org--name/{refs,snapshots,blobs}`: the layout that
-//! `huggingface_hub` and `hf-hub` write, so that weft needs no second store. It has no network
-//! access. If a model is missing, the error says how to get it.
+//! the hub cache and reads cached repositories, `models--org--name/{refs,snapshots,blobs}`: the
+//! layout that `huggingface_hub` and `hf-hub` write, so that weft needs no second store. It has no
+//! network access. If a model is missing, the error says how to get it.
 
 mod env;
 mod gguf;

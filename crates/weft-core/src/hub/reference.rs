@@ -39,8 +39,8 @@ pub struct RepoRef {
 }
 
 impl ModelRef {
-    /// Parses a reference. An existing folder or file takes precedence over a repository of the same
-    /// name.
+    /// Parses a reference. An existing folder or file takes precedence over a repository of the
+    /// same name.
     ///
     /// # Errors
     /// If the text is neither a folder, nor a GGUF file, nor a valid name of a repository.

@@ -1,7 +1,7 @@
 //! From the state of a text's last token to its embedding: a vector of length 1.
 
-/// The embedding of a state: its first `dimensions` values, or all, divided by their Euclidean norm.
-/// A state of zeros stays as it is.
+/// The embedding of a state: its first `dimensions` values, or all, divided by their Euclidean
+/// norm. A state of zeros stays as it is.
 ///
 /// # Panics
 /// If there are more dimensions than values.

@@ -30,8 +30,8 @@ pub struct Passage {
 }
 
 impl Passage {
-    /// A text to embed, with the tokens that the tokenizer puts around it. The text is data: no part
-    /// of it is read as a special token. If it begins with an instruction as Qwen3-Embedding's
+    /// A text to embed, with the tokens that the tokenizer puts around it. The text is data: no
+    /// part of it is read as a special token. If it begins with an instruction as Qwen3-Embedding's
     /// queries do (`Instruct: …\nQuery:`), later texts are likely to share that.
     pub fn of_text(tokenizer: &Tokenizer, text: &str) -> Result<Self, TokenizerError> {
         let tokens = tokenizer.encode_whole(text)?;

@@ -10,7 +10,7 @@ use super::Passage;
 use crate::engine::Reading;
 use crate::tokenizer::{Tokenizer, TokenizerError};
 
-/// What the model is told to look for, if the caller says nothing.
+/// The instruction that the model gets if the caller gives none.
 const INSTRUCTION: &str =
     "Given a web search query, retrieve relevant passages that answer the query";
 
@@ -40,7 +40,8 @@ pub enum RerankError {
     NoToken(&'static str),
     /// Yes and no begin with the same token.
     #[error(
-        "this model cannot rank documents: its tokens do not tell yes from no; use Qwen3-Reranker"
+        "this model cannot rank documents: its words yes and no begin with the same token; use \
+         Qwen3-Reranker"
     )]
     SameToken,
     /// A text cannot be encoded.

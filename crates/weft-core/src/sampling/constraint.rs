@@ -218,8 +218,8 @@ mod tests {
         }
     }
 
-    /// A device reads the mask, chooses and has its token accepted: the sampler goes on as if it had
-    /// chosen itself, and the mask of a token is computed once.
+    /// A device reads the mask, chooses and has its token accepted: the sampler goes on as if it
+    /// had chosen itself, and the mask of a token is computed once.
     #[test]
     fn a_device_that_chooses_by_the_mask_gives_the_sampler_s_tokens() {
         #[derive(Clone, Debug)]
@@ -275,8 +275,8 @@ mod tests {
         assert_eq!(sampler.n_generated(), 3);
     }
 
-    /// The masks after a draft are those of the sampler when it gets there, whatever else was looked
-    /// at before, and looking ahead leaves no trace.
+    /// The masks after a draft are those of the sampler when it gets there, whatever else was
+    /// looked at before, and looking ahead leaves no trace.
     #[test]
     fn a_look_ahead_shows_what_will_be_allowed_and_leaves_no_trace() {
         let text = [69, 32, 31, 5, 6, 7];

@@ -141,8 +141,8 @@ impl Sampler {
         Ok(Choice { token, logprobs })
     }
 
-    /// Counts a generated token, for example one that a device chose by [`Sampler::next_draw`]. Fails
-    /// if the answer's constraint does not allow it, and then changes nothing.
+    /// Counts a generated token, for example one that a device chose by [`Sampler::next_draw`].
+    /// Fails if the answer's constraint does not allow it, and then changes nothing.
     pub fn accept(&mut self, token: u32) -> Result<(), SamplingError> {
         if let Some(constraint) = &self.constraint {
             constraint.accept(token).map_err(SamplingError::Constraint)?;
@@ -162,8 +162,8 @@ impl Sampler {
         Ok(())
     }
 
-    /// The same for the token after a draft: `drafted` as if it had been accepted. Also fails if the
-    /// constraint does not allow one of its tokens. The answer's own state stays as it is.
+    /// The same for the token after a draft: `drafted` as if it had been accepted. Also fails if
+    /// the constraint does not allow one of its tokens. The answer's own state stays as it is.
     pub fn read_mask_after(
         &self,
         drafted: &[u32],

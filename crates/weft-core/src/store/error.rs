@@ -10,7 +10,7 @@ use super::{KvKey, Put};
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
     /// The folder does not exist and cannot be created, or is not a folder.
-    #[error("cannot create the chunk folder {folder:?}: {source}; choose another folder")]
+    #[error("cannot create the cache folder {folder:?}: {source}; choose another folder")]
     Folder {
         /// The folder as given.
         folder: PathBuf,
@@ -18,7 +18,7 @@ pub enum StoreError {
         source: io::Error,
     },
     /// Other users can write to the folder.
-    #[error("the chunk folder {folder:?} is not used: {source}")]
+    #[error("the cache folder {folder:?} is not used: {source}")]
     Shared {
         /// The folder as given.
         folder: PathBuf,
@@ -26,7 +26,7 @@ pub enum StoreError {
         source: io::Error,
     },
     /// The folder cannot be listed.
-    #[error("cannot list the chunk folder {folder:?}: {source}; check its owner and permissions")]
+    #[error("cannot list the cache folder {folder:?}: {source}; check its owner and permissions")]
     List {
         /// The folder as given.
         folder: PathBuf,
@@ -35,7 +35,7 @@ pub enum StoreError {
     },
     /// The folder is not writable.
     #[error(
-        "cannot write in the chunk folder {folder:?}: {source}; choose another folder, or run \
+        "cannot write in the cache folder {folder:?}: {source}; choose another folder, or run \
          without one"
     )]
     Unwritable {
@@ -45,7 +45,7 @@ pub enum StoreError {
         source: io::Error,
     },
     /// No entry has this key, or its file is damaged.
-    #[error("the chunk store has no intact entry {key}: {reason}")]
+    #[error("the cache folder has no intact entry {key}: {reason}")]
     NoEntry {
         /// The key as given.
         key: KvKey,

@@ -80,8 +80,8 @@ impl Index {
         Ok(refused)
     }
 
-    /// Like [`refresh`](Self::refresh), but takes files that are known for unchanged: one look at the
-    /// folder instead of one at each file. Times of last use may be old then.
+    /// Like [`refresh`](Self::refresh), but takes files that are known for unchanged: one look at
+    /// the folder instead of one at each file. Times of last use may be old then.
     pub(super) fn find_changes(&mut self, folder: &Path) -> io::Result<Vec<(KvKey, Reason)>> {
         let present = keys(folder)?;
         self.retain(&present);

@@ -1,4 +1,4 @@
-//! Chunks on disk: one file per chunk holds its KV rows.
+//! KV rows on disk: each file holds the rows of some tokens after a context.
 //!
 //! The store defines the folder, the file format, the checks before rows are returned, and
 //! eviction. It knows neither engine nor device: rows are bytes, and keys and fingerprints come
@@ -137,7 +137,7 @@ impl Store {
     /// Updates the index with the changes of other processes.
     pub fn refresh(&mut self) {
         if let Err(error) = self.reindex() {
-            self.warnings.add(format!("cannot list the chunk folder {:?}: {error}", self.folder));
+            self.warnings.add(format!("cannot list the cache folder {:?}: {error}", self.folder));
         }
     }
 

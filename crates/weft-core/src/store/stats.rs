@@ -64,7 +64,7 @@ impl Warnings {
         let mut texts = std::mem::take(&mut self.texts);
         match std::mem::take(&mut self.n_dropped) {
             0 => {}
-            n => texts.push(format!("and {n} more warnings of the chunk store")),
+            n => texts.push(format!("and {n} more warnings about cached rows")),
         }
         texts
     }

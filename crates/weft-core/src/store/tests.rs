@@ -274,6 +274,6 @@ fn warnings_are_bounded() {
     (0..1000).for_each(|n| warnings.add(n.to_string()));
     let texts = warnings.take();
     assert_eq!(texts.len(), 33);
-    assert_eq!(texts[32], "and 968 more warnings of the chunk store");
+    assert_eq!(texts[32], "and 968 more warnings about cached rows");
     assert!(warnings.take().is_empty());
 }

@@ -1,5 +1,5 @@
-//! Writes tokenizers: the tables of a GGUF file from a `tokenizer.json`, and a `tokenizer.json` from
-//! those tables.
+//! Writes tokenizers: the tables of a GGUF file from a `tokenizer.json`, and a `tokenizer.json`
+//! from those tables.
 
 use std::collections::{HashMap, HashSet};
 

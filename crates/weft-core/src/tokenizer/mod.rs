@@ -7,8 +7,8 @@
 //!
 //! Regular expressions and Unicode normal forms come from the crates that Hugging Face's own
 //! `tokenizers` takes. Splitting and merging are done here on bytes, because `tokenizers` stores 16
-//! bytes of alignment for each byte of text, and silently ends a text where its regex engine gives up
-//! (see `split.rs`). Tests compare the two.
+//! bytes of alignment for each byte of text, and silently ends a text where its regex engine gives
+//! up (see `split.rs`). Tests compare the two.
 
 mod added;
 mod file;

@@ -1,6 +1,6 @@
 //! Mixtures of experts in files: each expert's values are those of the same matrix in a dense
-//! model, in every packed format, in one tensor or in many. Configs and files that cannot be run say
-//! why.
+//! model, in every packed format, in one tensor or in many. Configs and files that cannot be run
+//! say why.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 

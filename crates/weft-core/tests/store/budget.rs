@@ -46,8 +46,8 @@ fn the_least_recently_used_goes_first() {
     assert_eq!(survivors(&folder, &entries.each_ref()), [0, 2]);
 }
 
-/// Cost and age weigh the same for all that were never idle: then the time decides, and after it the
-/// key, whatever the order in which they were stored.
+/// Cost and age weigh the same for all that were never idle: then the time decides, and after it
+/// the key, whatever the order in which they were stored.
 #[test]
 fn ties_are_broken_by_time_and_then_by_key() {
     // All in the future, so that their age is none.

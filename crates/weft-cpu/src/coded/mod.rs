@@ -1,8 +1,8 @@
 //! Coded matrices in the order in which the kernels read them.
 //!
 //! As with plain ones, 64 rows form a block, and the codes of one pair of columns lie together, row
-//! after row. 32 columns are a run of 16 pairs. Codes of 8 bits are bytes,
-//! \[4\]\[4\]\[4 pairs\]\[16 rows\]\[2\]. Others lie in words of 16 bits, \[16 rows\]\[2\], each with the codes
+//! after row. 32 columns are a run of 16 pairs. Codes of 8 bits are bytes, \[4\]\[4\]\[4
+//! pairs\]\[16 rows\]\[2\]. Others lie in words of 16 bits, \[16 rows\]\[2\], each with the codes
 //! of several pairs, so that a word needs no more than a shift to index a table. Four bits: four
 //! pairs a word, the first in the lowest bits. Five bits: the same, and the fifth bits of all 16
 //! pairs in words before those. Six bits: eight pairs in three words. A run's scales follow its

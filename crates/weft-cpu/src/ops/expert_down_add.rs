@@ -1,6 +1,6 @@
 //! `expert_down_add`: x += Σ weight · (h · W_down) over the routes of a token, in the order of
 //! experts, rounded once. An item has some columns of x and goes through all chosen experts, so
-//! each sum has one order, whoever else chose an expert.
+//! each sum has one order, whichever other tokens chose an expert.
 
 use super::{ExpertStep, tiles};
 use crate::memory::Disjoint;

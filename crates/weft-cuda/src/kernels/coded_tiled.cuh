@@ -4,7 +4,8 @@
 // copies. A stage has four units of columns. Rows lie in shared memory as codes; each warp unpacks
 // those of its rows into the registers of the first operand while the product before is computed.
 // The products of a run are summed from zero and added to the sums of their eighth as `coded.cuh`
-// says: while one group adds, the other multiplies. The tiles of a group have one form.
+// says: while the next product runs if runs have nothing but a scale, otherwise while the other group
+// multiplies. The tiles of a group have one form.
 #pragma once
 
 #include "kernels/coded.cuh"
@@ -24,6 +25,23 @@ template <class W, int TOKENS> struct CodedTiledShape {
     static_assert(STAGES >= 2 && STAGE % 1024 == 0, "a ring");
 };
 
+// Copies a unit of each of a group's tiles. Where a lane's chunks lie takes divisions to find, so
+// offsets are found once if all tiles have one form.
+template <int BYTES, int UNITS> struct UnitCopies {
+    static constexpr int CHUNKS = BYTES / 16, ALL = GROUP_TILES * CHUNKS, OWN = (ALL + 31) / 32;
+    static constexpr u32 TILE_BYTES = WARPS * UNITS * BYTES;
+    u32 offsets[OWN];
+    __device__ __forceinline__ explicit UnitCopies(int lane) {
+#pragma unroll
+        for (int i = 0; i < OWN; ++i) offsets[i] = (i * 32 + lane) / CHUNKS * TILE_BYTES + (i * 32 + lane) % CHUNKS * 16;
+    }
+    __device__ __forceinline__ void copy(u8 *to, const u8 *from, int lane) const {
+#pragma unroll
+        for (int i = 0; i < OWN; ++i)
+            if ((i + 1) * 32 <= ALL || lane < ALL % 32) copy_chunk(to + (i * 32 + lane) * 16, from + offsets[i]);
+    }
+};
+
 // Copies the stages of all tiles: each of four warps a unit of every tile.
 template <class W, int UNITS, int TOKENS, class Walk>
 __device__ __forceinline__ void copy_coded_tiles(TiledRing<CodedTiledShape<W, TOKENS>::STAGES> &ring, u8 *stages, const u8 *weights, int n_blocks,
@@ -32,6 +50,7 @@ __device__ __forceinline__ void copy_coded_tiles(TiledRing<CodedTiledShape<W, TO
     constexpr int COLUMNS = UNITS * WARPS / 2, SQUARES = STAGE_UNITS / 2;
     constexpr int SUMS_BYTES = Shape::SUMS_BYTES / (TOKENS / SQUARE); // of a square of tokens
     TokenCopies<TOKENS> tokens(rank, lane);
+    const UnitCopies<W::BYTES, UNITS> units(lane);
     int stage = 0;
     u32 parity = 1;
     // Rows do not depend on the kernel before; tokens do, and so does all that is stored later.
@@ -59,13 +78,10 @@ __device__ __forceinline__ void copy_coded_tiles(TiledRing<CodedTiledShape<W, TO
             for (int group = 0; group < 2; ++group)
                 W::with(first_tile + group * GROUP_TILES, [&](auto form) INLINED {
                     using F = decltype(form);
-                    constexpr int CHUNKS = F::BYTES / 16;
-                    constexpr u32 TILE_BYTES = WARPS * UNITS * F::BYTES;
                     const u8 *from = matrix + tile_place<W>(first_tile + group * GROUP_TILES, UNITS) + place * F::BYTES;
                     u8 *own = to + group * Shape::GROUP_BYTES + warp * GROUP_TILES * F::BYTES;
-#pragma unroll
-                    for (int i = lane; i < GROUP_TILES * CHUNKS; i += 32)
-                        copy_chunk(own + i * 16, from + i / CHUNKS * TILE_BYTES + i % CHUNKS * 16);
+                    if constexpr (W::IS_UNIFORM) units.copy(own, from, lane);
+                    else UnitCopies<F::BYTES, UNITS>(lane).copy(own, from, lane);
                 });
             arrive_after_copies(&ring.full[stage]);
             if (++stage == Shape::STAGES) stage = 0, parity ^= 1;
@@ -193,6 +209,78 @@ __device__ __forceinline__ void sum_coded_tile(float (&total)[TOKENS / 2], Reade
     }
 }
 
+// Whether all rows have one form, whose runs have 32 columns and nothing but a scale.
+template <class W> constexpr bool is_scaled() {
+    if constexpr (W::IS_UNIFORM) return !W::IS_PLAIN && W::Form::RUNS == 1 && !W::Form::HAS_OFFSET;
+    else return false;
+}
+
+constexpr int gcd(int a, int b) { return b == 0 ? a : gcd(b, a % b); }
+
+// The same for such a form. A step is the product of a unit with 64 tokens: registers hold the
+// products of two steps, so that one is on its way while the one before is added.
+template <class W, int UNITS, int TOKENS>
+__device__ __forceinline__ void sum_scaled_tile(float (&total)[TOKENS / 2], Reader<CodedTiledShape<W, TOKENS>::STAGES> &reader, const u8 *stages, int warp, int lane) {
+    using Shape = CodedTiledShape<W, TOKENS>;
+    using F = typename W::Form;
+    constexpr int N = TOKENS / 2, PARTS = TOKENS / SQUARE, PART = N / PARTS;
+    // The compiler would serialise products that are on their way from one iteration to the next. So
+    // all are awaited at the end of one, and iterations have as many stages as divide a tile's.
+    constexpr int AT_ONCE = UNITS % 2 == 0 ? 4 : 2, UNITS_AT_ONCE = AT_ONCE * STAGE_UNITS, STEPS = UNITS_AT_ONCE * PARTS;
+    constexpr int EIGHTHS_AT = gcd(UNITS, UNITS_AT_ONCE); // eighths begin at multiples of it only
+    const u8 *rows = stages + warp / 4 * Shape::GROUP_BYTES + warp % 4 * 2 * F::BYTES;
+    const u32 tokens = shared_address(stages) + Shape::TOKENS_AT;
+    float runs[2][PART], sum[N];
+    CodedRows<F> pairs[2];
+#pragma unroll
+    for (int i = 0; i < N; ++i) total[i] = sum[i] = 0.0f;
+    const auto load = [&](CodedRows<F> &pair, int unit) INLINED { pair.load(rows + reader.stage * Shape::STAGE + unit * GROUP_TILES * F::BYTES, lane); };
+    const auto begin = [&](int stage, int step) INLINED {
+        const int unit = step / PARTS % STAGE_UNITS, at = unit / 2 * TOKENS * 128 + unit % 2 * 64 + step % PARTS * SQUARE_BYTES;
+        pairs[unit % 2].begin(runs[step % 2], swizzled(tokens + stage * Shape::STAGE) + at / 16, 0, 0, lane);
+    };
+    reader.await();
+    load(pairs[0], 0), load(pairs[1], 1);
+    int in_eighth = 0;
+#pragma unroll 1
+    for (int left = UNITS * WARPS / STAGE_UNITS; left > 0; left -= AT_ONCE) {
+        int stage = reader.stage;
+        begin(stage, 0);
+#pragma unroll
+        for (int step = 0; step < STEPS; ++step) {
+            const int unit = step / PARTS, part = step % PARTS;
+            const bool ends_unit = part == PARTS - 1, ends_stage = ends_unit && unit % STAGE_UNITS == STAGE_UNITS - 1;
+            if (step + 1 < STEPS) begin(ends_stage ? reader.stage : stage, step + 1);
+            // Codes are loaded two units ahead: from here on those of the next stage.
+            if (ends_unit && unit % STAGE_UNITS == STAGE_UNITS - 2) {
+                reader.next();
+                if (unit + 2 < UNITS_AT_ONCE || left > AT_ONCE) reader.await();
+            }
+            // The eighth before is added as late as this, because products run here.
+            if (part == 0 && unit % EIGHTHS_AT == 0 && in_eighth == UNITS) {
+                in_eighth = 0;
+#pragma unroll
+                for (int i = 0; i < N; ++i) total[i] += sum[i], sum[i] = 0.0f;
+            }
+            if (step + 1 < STEPS) products_await<1>();
+            else products_await<0>();
+            ::hold(runs[step % 2]);
+            if (ends_stage) reader.release(stage, lane), stage = reader.stage;
+            CodedRows<F> &pair = pairs[unit % 2];
+            const float scales[2] = {pair.scales[0][0], pair.scales[1][0]};
+            // Behind the last stage, what is loaded is not used.
+            if (ends_unit) load(pair, (unit + 2) % STAGE_UNITS), ++in_eighth;
+#pragma unroll
+            for (int i = 0; i < PART; ++i) sum[part * PART + i] = __fmaf_rn(scales[i / 2 % 2], runs[step % 2][i], sum[part * PART + i]);
+            // Keeps the compiler from adding behind the next wait.
+            ::hold(sum);
+            pair.hold();
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < N; ++i) total[i] += sum[i];
+}
+
 // Hands the sums of 64 rows x TOKENS tokens to `store`, as `multiply_tiles` does. `sums` are those of
 // the input over runs, if W has offsets.
 template <class W, int UNITS, int TOKENS, class MakeWalk, class Store>
@@ -211,18 +299,20 @@ __device__ __forceinline__ void multiply_coded_tiles(const u8 *weights, int n_bl
     let_next_start();
     const auto walk = make_walk();
     if (group == 2) {
-        leave_registers<40>();
+        leave_registers<TOKENS == 64 ? 72 : 40>();
         copy_coded_tiles<W, UNITS, TOKENS>(ring, stages, weights, n_blocks, x, sums, walk, rank, warp - 8, lane);
     } else {
-        take_registers<232>();
+        take_registers<TOKENS == 64 ? 216 : 232>();
         Reader<Shape::STAGES> reader{ring};
         u8 *staged = stages + Shape::STAGES * Shape::STAGE + group * STAGED_TOKENS * STAGED_STRIDE;
         float total[TOKENS / 2];
         for (int tile = walk.first; tile < walk.end; tile += walk.step) {
             const u32 block = walk.pair(tile) * 2 + rank;
-            W::with(min(block, n_blocks - 1u) * 16 + group * GROUP_TILES, [&](auto form) INLINED {
-                sum_coded_tile<W, decltype(form), UNITS, TOKENS>(total, reader, stages, warp, lane);
-            });
+            if constexpr (is_scaled<W>()) sum_scaled_tile<W, UNITS, TOKENS>(total, reader, stages, warp, lane);
+            else
+                W::with(min(block, n_blocks - 1u) * 16 + group * GROUP_TILES, [&](auto form) INLINED {
+                    sum_coded_tile<W, decltype(form), UNITS, TOKENS>(total, reader, stages, warp, lane);
+                });
             if (block >= (u32)n_blocks) continue;
             store(walk.at(tile), block * 128 + group * 64, total, staged);
         }

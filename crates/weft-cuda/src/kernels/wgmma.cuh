@@ -110,6 +110,19 @@ __device__ __forceinline__ u64 swizzled(u32 address) {
 template <int N> __device__ __forceinline__ void take_registers() { asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" :: "n"(N)); }
 template <int N> __device__ __forceinline__ void leave_registers() { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" :: "n"(N)); }
 
+// ---- barriers by their address ------------------------------------------------------------------
+// As in ptx.cuh, for a loop that has no time to find the address anew.
+__device__ __forceinline__ void barrier_arrive(u32 barrier) {
+    asm volatile("{ .reg .b64 state; mbarrier.arrive.shared.b64 state, [%0]; }" :: "r"(barrier) : "memory");
+}
+__device__ __forceinline__ void barrier_wait(u32 barrier, u32 parity) {
+    u32 done;
+    do
+        asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.shared.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
+                     : "=r"(done) : "r"(barrier), "r"(parity) : "memory");
+    while (!done);
+}
+
 // ---- blocks of a cluster -----------------------------------------------------------------------
 __device__ __forceinline__ u32 cluster_rank() {
     u32 rank;

@@ -69,12 +69,13 @@ struct SeenRows {
         return make_uint4(pair(0), pair(1), pair(2), pair(3));
     }
 };
+// Four maxima side by side: one after the other would wait for one another.
 template <class Rows> __device__ __forceinline__ float top_of(const float (&products)[8][4], int i, const Rows &rows) {
-    float top = NEVER;
+    const auto seen = [&](int eighth, int e) { return score(products[eighth][i * 2 + e], rows.has(eighth, e)); };
+    float tops[4];
 #pragma unroll
-    for (int eighth = 0; eighth < 8; ++eighth)
-        top = fmaxf(top, fmaxf(score(products[eighth][i * 2], rows.has(eighth, 0)), score(products[eighth][i * 2 + 1], rows.has(eighth, 1))));
-    return top;
+    for (int t = 0; t < 4; ++t) tops[t] = fmaxf(fmaxf(seen(t, 0), seen(t, 1)), fmaxf(seen(t + 4, 0), seen(t + 4, 1)));
+    return fmaxf(fmaxf(tops[0], tops[1]), fmaxf(tops[2], tops[3]));
 }
 
 // Weights of half a page for one of a lane's queries, rounded.
@@ -83,15 +84,19 @@ __device__ __forceinline__ uint4 round_half(const float (*eighths)[4], int i) {
     return make_uint4(pair(0), pair(1), pair(2), pair(3));
 }
 
+// Operands in shared memory are described by words whose upper halves are all the same. Only the lower
+// ones are kept and counted on: a warp has few registers that all its lanes share, and moving others
+// there takes as long as a product.
+__device__ __forceinline__ u64 described(u32 lower) { return swizzled(0) & ~0xffffffffull | lower; }
 // The scores of a page begin.
 __device__ __forceinline__ void begin_scores(float (&products)[8][4], u32 queries, u32 keys) {
     float (&sums)[32] = *(float (*)[32])products;
-    const u64 a = swizzled(queries), b = swizzled(keys);
+    hold_word(queries), hold_word(keys); // the compiler must not keep all of the words below
     products_begin();
 #pragma unroll
     for (int i = 0; i < DIM / 16; ++i) {
         const int at = i % 4 * 32;
-        const u64 from = a + (i / 4 * (64 * 128) + at) / 16, with = b + (i / 4 * (PAGE_ROWS * 128) + at) / 16;
+        const u64 from = described(queries + (i / 4 * (64 * 128) + at) / 16), with = described(keys + (i / 4 * (PAGE_ROWS * 128) + at) / 16);
         if (i == 0) wgmma_first(sums, from, with);
         else wgmma(sums, from, with);
     }
@@ -101,13 +106,13 @@ __device__ __forceinline__ void begin_scores(float (&products)[8][4], u32 querie
 // section's first page do not add to anything.
 __device__ __forceinline__ void begin_values(Running &state, const uint4 (&weights)[2][2], u32 values, int adds) {
     float (&sums)[DIM / 2] = *(float (*)[DIM / 2])state.acc;
-    const u64 at = swizzled(values);
+    hold_word(values);
     products_begin();
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
         const uint4 a = weights[half][0], b = weights[half][1];
-        wgmma(sums, a.x, b.x, a.y, b.y, at + half * 4, half > 0 || adds);
-        wgmma(sums, a.z, b.z, a.w, b.w, at + half * 4 + 2, 1);
+        wgmma(sums, a.x, b.x, a.y, b.y, described(values + half * 4), half > 0 || adds);
+        wgmma(sums, a.z, b.z, a.w, b.w, described(values + half * 4 + 2), 1);
     }
     products_commit();
 }
@@ -137,9 +142,11 @@ struct Weighed {
 
 // A warp's part of what its group attends to.
 //
-// A group goes through the pages of all sections in order. While it computes the weights of a page
-// from its scores, the weighted sums of the page before run; while it sums the weights, the scores
-// of the next page do. A group that has queries takes all pages of the tile, seen or not.
+// A group goes through the pages of all sections in order. While it weighs the scores of a page, the
+// weighted sums of the page before run; while these shrink or are folded, the scores of the next page
+// do. The waits for pages lie where they are because the compiler moves nothing over them: it would
+// weigh scores after the wait for sums, and shrink sums between two products. A group that has queries
+// takes all pages of the tile, seen or not.
 struct Attender {
     const Step &step;
     const QueryTile &tile;
@@ -153,15 +160,27 @@ struct Attender {
     bool has_cells; // whether this warp has any of the lane's last token
     u32 taken;      // pages so far
     u32 cell;       // the next that is left
+    // The lower words of what describes the group's queries and the first stage's keys and values, and
+    // the address of the barriers: found once, and the same in all lanes.
+    u32 queries, first_keys, first_values, barriers;
 
-    __device__ __forceinline__ u32 stage(u32 page) const { return page % PAGE_STAGES; }
-    __device__ __forceinline__ void await(u64 (&full)[PAGE_STAGES], u32 page) const { barrier_wait(&full[stage(page)], page / PAGE_STAGES % 2); }
-    __device__ __forceinline__ void release(u64 (&empty)[PAGE_STAGES], u32 page) const {
-        if (lane == 0) barrier_arrive(&empty[stage(page)]);
+    __device__ __forceinline__ void find_places() {
+        const auto same = [](u32 word) { return __reduce_min_sync(FULL, word); };
+        const auto lower = [](const u8 *at) { return (u32)swizzled(shared_address(at)); };
+        queries = same(lower(memory.queries + warp / 4 * QUERY_BYTES));
+        first_keys = same(lower(memory.keys)), first_values = same(lower(memory.values));
+        barriers = same(shared_address(&at));
     }
-    __device__ __forceinline__ u32 queries() const { return shared_address(memory.queries) + warp / 4 * QUERY_BYTES; }
-    __device__ __forceinline__ u32 keys(u32 page) const { return shared_address(memory.keys) + stage(page) * KEY_BYTES; }
-    __device__ __forceinline__ u32 values(u32 page) const { return shared_address(memory.values) + stage(page) * VALUE_BYTES; }
+    __device__ __forceinline__ u32 stage(u32 page) const { return page % PAGE_STAGES; }
+    __device__ __forceinline__ u32 barrier(const u64 (&all)[PAGE_STAGES], u32 page) const {
+        return barriers + (u32)((const u8 *)all - (const u8 *)&at) + stage(page) * sizeof(u64);
+    }
+    __device__ __forceinline__ void await(const u64 (&full)[PAGE_STAGES], u32 page) const { barrier_wait(barrier(full, page), page / PAGE_STAGES % 2); }
+    __device__ __forceinline__ void release(const u64 (&empty)[PAGE_STAGES], u32 page) const {
+        if (lane == 0) barrier_arrive(barrier(empty, page));
+    }
+    __device__ __forceinline__ u32 keys(u32 page) const { return first_keys + stage(page) * (KEY_BYTES / 16); }
+    __device__ __forceinline__ u32 values(u32 page) const { return first_values + stage(page) * (VALUE_BYTES / 16); }
     __device__ __forceinline__ void leave(Running &state) {
         leave_cell(state, tile, cell++, rows, kv_head, to, lane), state.squares[0] = state.squares[1] = 0.0f;
     }
@@ -206,20 +225,21 @@ struct Attender {
         }
     }
 
-    // One page, whose scores are there. `finish_page` is called when the weighted sums of the page
-    // before are there, and `go_on` before the scores of the next page begin.
+    // One page, whose scores are there; those before `n_full` are seen whole by all queries of the warp.
+    // `go_on` is called before the scores of the next page begin, and `finish` when the weighted sums of
+    // the page before are there.
     template <bool SQUARES, bool FIRST, class Finish, class GoOn>
     __device__ __forceinline__ void take_page(Running &state, float (&products)[8][4], Weighed &last, const SectionView &section, const u32 *all_marks,
-                                              int page, Finish finish, GoOn go_on) {
+                                              int page, int n_full, Finish finish, GoOn go_on) {
         if (SQUARES) last.marks = take_marks(state, memory.cuts[warp], section, all_marks, page);
         const int first = FIRST ? section.first : 0, begin = section.begin();
         // Scores that are not seen stay as they are: sums still run, and the compiler must not touch
         // what products leave. They count for nothing in the maxima, and have no weights.
-        const bool is_cut = first > 0 || min(least + 1 - begin, (int)section.n_rows) < (page + 1) * PAGE_ROWS;
+        const bool is_cut = first > 0 || page >= n_full;
         const auto seen = [&](int i) { return SeenRows(min(positions[i] + 1 - begin, (int)section.n_rows) - page * PAGE_ROWS, first, lane); };
         float tops[2];
-#pragma unroll
-        for (int i = 0; i < 2; ++i) tops[i] = is_cut ? top_of(products, i, seen(i)) : top_of(products, i, AllRows());
+        if (is_cut) tops[0] = top_of(products, 0, seen(0)), tops[1] = top_of(products, 1, seen(1));
+        else tops[0] = top_of(products, 0, AllRows()), tops[1] = top_of(products, 1, AllRows());
         raise_maxima(state, tops, last.shrink);
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
@@ -229,10 +249,10 @@ struct Attender {
 #pragma unroll
                 for (int e = 0; e < 2; ++e) products[tile][i * 2 + e] = exp2_of(__fmaf_rn(products[tile][i * 2 + e], SCALE_LOG2, -m));
         }
+        hold(*(float (*)[32])products);
+        go_on();
         products_await<0>();
         hold(*(float (*)[DIM / 2])state.acc);
-        finish();
-        if (!FIRST) shrink_sums(state, last.shrink);
         uint4 (&weights)[2][2] = last.weights;
 #pragma unroll
         for (int half = 0; half < 2; ++half)
@@ -243,14 +263,15 @@ struct Attender {
             for (int half = 0; half < 2; ++half)
 #pragma unroll
                 for (int i = 0; i < 2; ++i) weights[half][i] = masked(weights[half][i], seen(i).mask(half));
-        go_on();
-        await(at.values_full, taken);
-        hold(*(float (*)[DIM / 2])state.acc);
 #pragma unroll
         for (int half = 0; half < 2; ++half)
 #pragma unroll
             for (int i = 0; i < 2; ++i) hold_words(weights[half][i]);
-        begin_scores(products, queries(), keys(taken + 1));
+        begin_scores(products, queries, keys(taken + 1));
+        await(at.values_full, taken);
+        finish();
+        if (!FIRST) shrink_sums(state, last.shrink);
+        hold(*(float (*)[DIM / 2])state.acc);
         begin_values(state, weights, values(taken), !FIRST);
         products_await<1>();
         hold(*(float (*)[32])products);
@@ -274,14 +295,14 @@ struct Attender {
         state.clear();
         hold(*(float (*)[DIM / 2])state.acc);
         hold(*(float (*)[DIM / 2])total.acc);
-        begin_scores(products, queries(), keys(0));
+        begin_scores(products, queries, keys(0));
         products_await<0>();
         hold(*(float (*)[32])products);
         release(at.keys_empty, 0);
         for (const u32 first = s; s < end; ++s) {
             const SectionView section = next;
             const u32 *marks = sections[s].marks;
-            const int n_pages = section.pages_to(last_position);
+            const int n_pages = section.pages_to(last_position), n_full = min(least + 1 - section.begin(), (int)section.n_rows) / PAGE_ROWS;
             const bool is_last = s + 1 == end;
             if (!is_last) next = SectionView(sections[s + 1]);
             const auto begin_section = [&] {
@@ -294,7 +315,7 @@ struct Attender {
             cell = tile.cell + section.cell;
             const float m[2] = {state.m[0], state.m[1]}, l[2] = {state.l[0], state.l[1]};
             state.clear_weights();
-            take_page<SQUARES, true>(state, products, last, section, marks, 0, [&] {
+            take_page<SQUARES, true>(state, products, last, section, marks, 0, n_full, [&] {
                 if (s == first) return;
                 release(at.values_empty, taken - 1);
                 if (gridDim.y > 1) leave_part(state.acc, m, l, step, tile, s - 1, rows, kv_head, to, lane);
@@ -306,7 +327,7 @@ struct Attender {
 #pragma unroll 1
             for (int page = 1; page < n_pages; ++page) {
                 settle<SQUARES>(state, last);
-                take_page<SQUARES, false>(state, products, last, section, marks, page, [&] { release(at.values_empty, taken - 1); }, [&] {
+                take_page<SQUARES, false>(state, products, last, section, marks, page, n_full, [&] { release(at.values_empty, taken - 1); }, [&] {
                     if (page + 1 == n_pages) begin_section();
                     else await(at.keys_full, taken + 1);
                 });
@@ -386,6 +407,7 @@ __device__ __forceinline__ void attend_tile(const Step &step, const float2 *rope
     own.least = __reduce_min_sync(FULL, min(own.positions[0], own.positions[1]));
     own.has_cells = tile.cell != NOWHERE && (int)(tile.n_tokens - 1) * GROUP < warp * 16 + 16 && (int)tile.n_tokens * GROUP > warp * 16;
     own.taken = 0;
+    own.find_places();
     if (tile.cell == NOWHERE) own.take_sections<false>(first, end, rope, q);
     else own.take_sections<true>(first, end, rope, q);
     if (gridDim.y > 1) return;

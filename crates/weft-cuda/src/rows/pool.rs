@@ -110,7 +110,7 @@ impl<S: Clone> Slabs<S> {
 }
 
 /// What the thread that pins is asked to do.
-enum Errand {
+enum Command {
     Pin(Weak<Pinned>),
     /// Free a slab.
     Free(Arc<Pinned>),
@@ -120,7 +120,7 @@ enum Errand {
 pub(crate) struct RowPool {
     gpu: Arc<Gpu>,
     slabs: Mutex<Slabs<Arc<Pinned>>>,
-    errands: Sender<Errand>,
+    commands: Sender<Command>,
     most_pinned: usize,
     most_free: usize,
 }
@@ -129,13 +129,13 @@ impl RowPool {
     /// Without any memory yet.
     pub(crate) fn new(gpu: &Arc<Gpu>) -> Arc<Self> {
         let memory = machine_bytes().unwrap_or(UNKNOWN_MEMORY);
-        let (errands, to_do) = channel();
+        let (commands, to_do) = channel();
         let run = move || {
-            while let Ok(errand) = to_do.recv() {
-                match errand {
-                    Errand::Free(slab) => drop(slab),
+            while let Ok(command) = to_do.recv() {
+                match command {
+                    Command::Free(slab) => drop(slab),
                     // The machine may not allow it; then the slab stays plain.
-                    Errand::Pin(slab) => slab.upgrade().into_iter().for_each(|slab| {
+                    Command::Pin(slab) => slab.upgrade().into_iter().for_each(|slab| {
                         let _ = slab.pin();
                     }),
                 }
@@ -146,7 +146,7 @@ impl RowPool {
         Arc::new(Self {
             gpu: Arc::clone(gpu),
             slabs: Mutex::new(Slabs::new()),
-            errands,
+            commands,
             most_pinned: memory / MOST_PINNED,
             most_free: memory / MOST_FREE,
         })
@@ -156,9 +156,9 @@ impl RowPool {
         self.slabs.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn ask(&self, errand: Errand) {
+    fn ask(&self, command: Command) {
         // A slab that cannot be sent is freed here.
-        let _ = self.errands.send(errand);
+        let _ = self.commands.send(command);
     }
 
     /// A range of a slab, of a new one if there is no room. `None` if too much is pinned.
@@ -172,7 +172,7 @@ impl RowPool {
             return None;
         }
         let slab = Arc::new(Pinned::later(&self.gpu, slab_bytes));
-        self.ask(Errand::Pin(Arc::downgrade(&slab)));
+        self.ask(Command::Pin(Arc::downgrade(&slab)));
         slabs.add(slab, slab_bytes);
         slabs.take(bytes)
     }
@@ -235,7 +235,7 @@ impl LentMemory for PinnedRows {
 impl Drop for PinnedRows {
     fn drop(&mut self) {
         let gone = self.pool.slabs().give_back(&self.place, self.pool.most_free);
-        gone.into_iter().for_each(|slab| self.pool.ask(Errand::Free(slab)));
+        gone.into_iter().for_each(|slab| self.pool.ask(Command::Free(slab)));
     }
 }
 

@@ -1,4 +1,4 @@
-//! An object store in memory that fails as it is told to, and records what is asked of it.
+//! An object store in memory that fails on command, and records its requests.
 
 use std::fmt;
 use std::ops::Range;

@@ -64,7 +64,8 @@ impl Answering {
     }
 }
 
-/// Answers a chat, whole or streamed, with the writer that is made for it, when its model is loaded.
+/// Answers a chat, whole or streamed, with the writer that is made for it, when its model is
+/// loaded.
 pub(crate) async fn answer<W: ResponseWriter>(
     app: &Arc<App>,
     body: Body<ChatRequest>,

@@ -59,7 +59,8 @@ fn lists_properties(fields: &Map<String, Value>) -> bool {
     fields.get("properties").is_some_and(Value::is_object)
 }
 
-/// Writes what `propertyNames` asks for as a pattern, if it can be. Otherwise llguidance refuses it.
+/// Writes what `propertyNames` asks for as a pattern, if it can be. Otherwise llguidance refuses
+/// it.
 fn rewrite_names(fields: &mut Map<String, Value>) {
     let Some(names) = fields.get("propertyNames") else { return };
     let Some(pattern) = pattern_of_names(names) else { return };

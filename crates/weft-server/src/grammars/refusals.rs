@@ -1,7 +1,7 @@
 //! Why a rule cannot be followed, in words for those who wrote the rule.
 //!
-//! llguidance reports what its parts could not do. Known reports become a sentence that says what is
-//! wrong and what to do; others are passed on without the library's marks.
+//! llguidance reports what its parts could not do. Known reports become a sentence that says what
+//! is wrong and what to do; others are passed on without the library's marks.
 
 /// A rule that takes more than llguidance's limits allow.
 const TOO_COMPLEX: &str = "the rule is too complex: matching it takes more states than the limit; \

@@ -33,7 +33,8 @@ impl Default for Turns {
     }
 }
 
-/// Compiles a rule when it is its turn. A refusal names `param`, the field that the rule comes from.
+/// Compiles a rule when it is its turn. A refusal names `param`, the field that the rule comes
+/// from.
 pub(crate) async fn compile(
     model: Arc<ModelInfo>,
     rule: Rule,

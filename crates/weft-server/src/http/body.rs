@@ -48,7 +48,8 @@ pub(crate) struct Share(Option<OwnedSemaphorePermit>);
 
 impl Share {
     /// Waits for as much as a body of this size needs, in the order of the requests. All of it is
-    /// taken at once: bodies that each held a part and waited for the rest would wait for each other.
+    /// taken at once: bodies that each held a part and waited for the rest would wait for each
+    /// other.
     async fn take(bytes: usize, budget: &BodyBudget) -> Result<Self, ApiError> {
         let units = bytes.min(MAX_BYTES).div_ceil(UNIT) as u32;
         let taken = timeout(PATIENCE, Arc::clone(&budget.0).acquire_many_owned(units)).await;

@@ -50,8 +50,8 @@ const HEADER_TIMEOUT: Duration = Duration::from_secs(10);
 const HEADER_BYTES: usize = 64 << 10;
 /// Connections at a time; more wait to be accepted.
 const CONNECTIONS: usize = 1024;
-/// The system's buffer for what a client has not read yet. Left to itself it grows to megabytes, and
-/// a lane would compute thousands of tokens for a client that does not read before it waits.
+/// The system's buffer for what a client has not read yet. Left to itself it grows to megabytes,
+/// and a lane would compute thousands of tokens for a client that does not read before it waits.
 #[cfg(unix)]
 const SEND_BYTES: usize = 32 << 10;
 /// How long a lane waits for a client that does not read.

@@ -24,7 +24,7 @@ pub struct Options {
     pub allowed_hosts: Vec<String>,
     /// Origins of pages and apps that may use this server, besides its own.
     pub allowed_origins: Vec<AllowedOrigin>,
-    /// How long a model stays loaded that nobody uses; `None` is for ever.
+    /// How long an unused model stays loaded; `None` is for ever.
     pub keep_loaded: Option<Duration>,
     /// The most models that are loaded at a time, if memory does not set the limit.
     pub max_loaded: Option<usize>,

@@ -4,7 +4,7 @@
 //! a [`Lease`]; without one, a model is idle and may be unloaded: because another needs its room,
 //! because nobody has used it for some time, or because a client asks for it. All of this is
 //! decided under one lock, which is never held while something waits. `room` decides what is
-//! unloaded for whom; `source` is the border to whoever opens models.
+//! unloaded for which model; `source` is the interface to the code that opens models.
 
 mod lease;
 mod list;
@@ -342,7 +342,7 @@ impl Registry {
         }
     }
 
-    /// Ends it even if whoever asked for that is gone.
+    /// Ends it even if the client that asked for that is gone.
     async fn end_off_thread(self: &Arc<Self>, entry: &Arc<Entry>, served: Arc<Served>) {
         let (registry, entry) = (Arc::clone(self), Arc::clone(entry));
         let ended = tokio::task::spawn_blocking(move || registry.end(&entry, served));

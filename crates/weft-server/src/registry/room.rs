@@ -47,9 +47,9 @@ impl MemoryNeed {
 }
 
 impl Registry {
-    /// Plans a model's memory and unloads others until it fits, as long as somebody waits for it. If
-    /// none are left to unload, it is loaded as it is, or fails with the reason. Blocks the thread that will load it: a model in
-    /// use is waited for, and gets no new requests meanwhile.
+    /// Plans a model's memory and unloads others until it fits, as long as somebody waits for it.
+    /// If none are left to unload, it is loaded as it is, or fails with the reason. Blocks the
+    /// thread that will load it: a model in use is waited for, and gets no new requests meanwhile.
     pub(super) fn make_room(
         &self,
         entry: &Arc<Entry>,

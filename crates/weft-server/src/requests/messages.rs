@@ -80,7 +80,7 @@ impl ChatPart {
         Self::Text(TextPart { text: text.into(), ends_piece: false, is_marked: false })
     }
 
-    /// A text that is a piece of its own.
+    /// A text that is its own piece.
     pub(crate) fn block(text: impl Into<String>, mark: Option<&Value>) -> Self {
         let is_marked = mark.is_some_and(|mark| !mark.is_null());
         Self::Text(TextPart { text: text.into(), ends_piece: true, is_marked })

@@ -1,8 +1,8 @@
 //! From a job's events to what clients read: complete responses and streams.
 //!
 //! A [`ResponseWriter`] knows the JSON of one route of one dialect. Complete responses and streams
-//! give the same events to the same writer, so that the pieces of a stream, joined, are the complete
-//! response.
+//! give the same events to the same writer, so that the pieces of a stream, joined, are the
+//! complete response.
 
 mod choice;
 mod complete;

@@ -33,8 +33,8 @@ use retry::{Failure, Limits, with_retries};
 use select::{SelectError, Selection, Weights};
 
 /// Downloads all files of a repository that weft needs and that are not yet in the cache, or are
-/// damaged there: every file with a hash is checked. Returns the snapshot's folder, or the GGUF file
-/// in it; [`hub::resolve`] finds it from now on.
+/// damaged there: every file with a hash is checked. Returns the snapshot's folder, or the GGUF
+/// file in it; [`hub::resolve`] finds it from now on.
 ///
 /// # Errors
 /// See [`PullError`]. A later call resumes.

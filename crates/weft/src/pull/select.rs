@@ -1,8 +1,8 @@
 //! Chooses the files of a repository that weft needs.
 //!
 //! These are configuration, tokenizer, template and safetensors weights at the top of the
-//! repository, or one GGUF model; never pickled weights, never code. Names come from the network and
-//! become paths, so each chosen name is checked first.
+//! repository, or one GGUF model; never pickled weights, never code. Names come from the network
+//! and become paths, so each chosen name is checked first.
 
 use weft_core::hub::{self, CONFIG_FILE, INDEX_FILE, Pick, SINGLE_WEIGHTS_FILE};
 
@@ -47,8 +47,8 @@ pub(super) enum SelectError {
     Unsuitable(String),
 }
 
-/// Chooses from the names that the hub lists: the GGUF model that is meant, or that is there instead
-/// of safetensors; otherwise the safetensors and the files beside them.
+/// Chooses from the names that the hub lists: the GGUF model that is meant, or that is there
+/// instead of safetensors; otherwise the safetensors and the files beside them.
 pub(super) fn select(listed: &[String], pick: Option<&Pick>) -> Result<Selection, SelectError> {
     let is_only_gguf =
         || !listed.iter().any(|name| is_weights(name)) && !hub::gguf_models(listed).is_empty();

@@ -1,7 +1,7 @@
 //! `weft chunk …`: the registered chunks and their cached rows.
 //!
-//! Only `warm`, `import` and `pull` of rows and `gc --other-models` need a device. The other commands
-//! read the model's tokenizer, the shelf and the headers of row files.
+//! Only `warm`, `import` and `pull` of rows and `gc --other-models` need a device. The other
+//! commands read the model's tokenizer, the shelf and the headers of row files.
 
 mod add;
 mod gc;

@@ -65,7 +65,8 @@ pub(crate) fn run(args: &CompareArgs) -> Result<ExitCode, CliError> {
     let mut comparison = Comparison::default();
     let bar = terminal::bar(args.quiet, tokens.len() as u64, "comparing");
     for tokens in tokens.chunks_exact(window) {
-        // A window begins like a text. llama.cpp replaces its first token, so that is done here too.
+        // A window begins like a text. llama.cpp replaces its first token, so that is done here
+        // too.
         let mut tokens = tokens.to_vec();
         tokens[0] = bos.unwrap_or(tokens[0]);
         compare(&mut sources, &tokens, &mut comparison)?;

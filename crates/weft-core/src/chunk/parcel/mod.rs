@@ -5,9 +5,9 @@
 //! Rows fit only the same model on the same kind of device; the text fits every model. The text is
 //! therefore imported first, and rows that do not fit are reported and skipped.
 //!
-//! Nobody can tell from rows whether the model computed them. They are accepted only at the homes
-//! of the parcel's own chunk, and only if a key that the user trusts has signed them. A signature
-//! of rows covers the chunk too, so it is worth nothing in another parcel.
+//! Rows do not show whether the model computed them. They are accepted only at the homes of the
+//! parcel's own chunk, and only if a key that the user trusts has signed them. A signature of rows
+//! covers the chunk too, so it is worth nothing in another parcel.
 
 mod read;
 #[cfg(test)]

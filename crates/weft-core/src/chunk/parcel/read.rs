@@ -48,7 +48,7 @@ pub enum Untrusted {
     /// It has no signature.
     #[error("it is not signed; ask its sender to export it with --key")]
     Unsigned,
-    /// The user trusts nobody.
+    /// The user gave no key.
     #[error("it is signed, and you gave no key; give its sender's key with --key")]
     NoKey,
     /// The signature is not of this key and this chunk.

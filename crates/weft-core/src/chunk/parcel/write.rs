@@ -12,8 +12,8 @@ use super::{FORMAT, First, Section, VERSION, chunk_message, file_error, hash_chu
 use crate::store::platform::create_private_file;
 use crate::store::{KvKey, SigningKey, Store, StoreError};
 
-/// The rows that go with a chunk: those that a store has at the chunk's homes. Without a signature
-/// nobody accepts rows.
+/// The rows that go with a chunk: those that a store has at the chunk's homes. Rows without a
+/// signature are never accepted.
 pub struct SignedRows<'s> {
     /// The rows.
     pub store: &'s mut Store,

@@ -1,8 +1,8 @@
 //! Waits for the rows of a lane, while other lanes run.
 //!
 //! A device orders steps and copies by itself: a step waits for copies of its pages. But all lanes
-//! of the step would wait with it, so a lane joins only when its pages are settled. Rows from a file
-//! or the remote tier come later: until then, the lane computes what it can without them.
+//! of the step would wait with it, so a lane joins only when its pages are settled. Rows from a
+//! file or the remote tier come later: until then, the lane computes what it can without them.
 
 use std::time::{Duration, Instant};
 

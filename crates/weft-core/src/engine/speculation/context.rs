@@ -70,8 +70,8 @@ pub(super) struct Context {
     chunks: Vec<Arc<SuffixIndex>>,
     /// The prompt without these chunks, then the answer.
     own: SuffixIndex,
-    /// Parts of the prompt that go into it before the first draft: until then there is a first token
-    /// to be computed.
+    /// Parts of the prompt that go into it before the first draft: until then there is a first
+    /// token to be computed.
     unread: Vec<Range<usize>>,
     /// Tokens of the text that are in the indexes.
     n_read: usize,

@@ -372,8 +372,8 @@ fn answer_until_killed(folder: &Path) -> ! {
     unreachable!("it is killed")
 }
 
-/// Starts a process that answers, and kills it some time after its `n`th answer. Returns the number of
-/// documents that it promised.
+/// Starts a process that answers, and kills it some time after its `n`th answer. Returns the number
+/// of documents that it promised.
 fn kill_after(folder: &Path, n: u32, us: u64) -> u32 {
     let test = "engine::tests::files::what_was_promised_survives_a_kill_while_files_are_written";
     let mut child = Command::new(std::env::current_exe().unwrap())

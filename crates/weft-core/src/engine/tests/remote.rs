@@ -1,5 +1,5 @@
-//! A remote tier that answers late, wrongly or never: a lane waits for its own rows alone, and every
-//! answer is the cold one.
+//! A remote tier that answers late, wrongly or never: a lane waits for its own rows alone, and
+//! every answer is the cold one.
 
 use std::sync::Mutex;
 use std::time::Duration;

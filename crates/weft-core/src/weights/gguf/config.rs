@@ -156,7 +156,8 @@ fn translate(metadata: &Metadata, architecture: &str) -> Result<Map<String, Valu
     Ok(keys)
 }
 
-/// Writes the config to the metadata of a new file. Divisors of the rotary frequencies are a tensor.
+/// Writes the config to the metadata of a new file. Divisors of the rotary frequencies are a
+/// tensor.
 pub(crate) fn describe_config(config: &Config, metadata: &mut NewMetadata) {
     let architecture = config.family.architecture();
     let key = |key: &str| format!("{architecture}.{key}");

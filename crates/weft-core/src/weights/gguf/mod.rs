@@ -11,8 +11,8 @@ mod encode;
 mod kind;
 mod metadata;
 mod names;
+mod parts;
 mod reader;
-mod split;
 mod writer;
 
 use std::collections::HashMap;
@@ -22,8 +22,8 @@ use std::sync::Mutex;
 pub(crate) use self::config::describe_config;
 pub use self::metadata::Metadata;
 pub(crate) use self::metadata::Wrong;
+pub use self::parts::{GGUF_SUFFIX, PartName};
 pub use self::reader::GgufWeights;
-pub use self::split::{GGUF_SUFFIX, PartName};
 pub(crate) use self::writer::{Blocks, NewGguf, NewMetadata};
 
 use self::container::{Container, Stored};
@@ -44,7 +44,7 @@ pub struct Gguf {
 impl Gguf {
     /// Opens a model's file. If it is the first part of a split model, the others are opened too.
     pub fn open(path: &Path) -> Result<Self, WeightsError> {
-        Self::joined(split::open(path)?)
+        Self::joined(parts::open(path)?)
     }
 
     /// Opens a file in memory, named `name` in messages.

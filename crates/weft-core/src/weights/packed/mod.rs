@@ -1,7 +1,7 @@
 //! Matrices that safetensors files hold as codes and scales, in the layouts of several tools.
 //!
-//! A [`Packed`] knows where the codes, scales and zeros of one matrix lie. It reads them in bands of
-//! rows, so its memory is bounded even if the file stores the matrix transposed.
+//! A [`Packed`] knows where the codes, scales and zeros of one matrix lie. It reads them in bands
+//! of rows, so its memory is bounded even if the file stores the matrix transposed.
 
 mod bits_and_bytes;
 mod compressed;

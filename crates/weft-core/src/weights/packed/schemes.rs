@@ -1,7 +1,7 @@
 //! Finds the tensors of a packed matrix, and checks their shapes and formats.
 //!
-//! The formats with one layout are here; the others have a file each. A tensor that is taken leaves [`Found`], so what
-//! stays there belongs to no matrix.
+//! The formats with one layout are here; the others have a file each. A tensor that is taken leaves
+//! [`Found`], so what stays there belongs to no matrix.
 
 use std::collections::HashMap;
 

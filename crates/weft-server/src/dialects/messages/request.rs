@@ -1,7 +1,7 @@
 //! The body of Anthropic's Messages, read into a chat.
 //!
-//! Each system block is a piece of its own, and a block with `cache_control` ends one. Fields that
-//! the dialect does not have are those of chats (`seed`, `min_p`, `structured_outputs` and others).
+//! Each system block is its own piece, and a block with `cache_control` ends one. Fields that the
+//! dialect does not have are those of chats (`seed`, `min_p`, `structured_outputs` and others).
 
 use serde::Deserialize;
 use serde_json::{Value, json};

@@ -1,4 +1,5 @@
-//! Ollama's API, the part that clients need: chats, texts and vectors, and the model that is served.
+//! Ollama's API, the part that clients need: chats, texts and vectors, and the model that is
+//! served.
 
 mod embed;
 mod request;

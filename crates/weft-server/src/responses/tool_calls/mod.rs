@@ -243,8 +243,8 @@ impl ToolCallStream {
         None
     }
 
-    /// Releases the text in which no call can begin. White space before a call belongs to the call's
-    /// format, so it is held until the next text is known.
+    /// Releases the text in which no call can begin. White space before a call belongs to the
+    /// call's format, so it is held until the next text is known.
     fn release(&mut self, found: &mut Found) {
         let may_begin = |tag: &&str| (1..tag.len()).rev().find(|n| self.held.ends_with(&tag[..*n]));
         let n_held = self.form.style.openers().iter().filter_map(may_begin).max().unwrap_or(0);
