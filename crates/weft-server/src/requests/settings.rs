@@ -303,6 +303,22 @@ mod tests {
         assert_eq!(limit(json!({"max_tokens": -1})), None, "as many as fit");
     }
 
+    /// A response has the entries of all its choices, its own and those of an echo.
+    #[test]
+    fn entries_of_prompts_are_bounded_together() {
+        let fits =
+            |json: Value, n_tokens, echoed| settings(&json).check_entries(n_tokens, echoed).is_ok();
+        let most = MAX_ENTRIES / 4;
+        assert!(fits(json!({"prompt_logprobs": 3}), most, None));
+        assert!(!fits(json!({"prompt_logprobs": 3}), most + 1, None));
+        assert!(fits(json!({"prompt_logprobs": 3, "n": 2}), most / 2, None));
+        assert!(!fits(json!({"prompt_logprobs": 3, "n": 2}), most / 2 + 1, None));
+        assert!(fits(json!({"prompt_logprobs": 1}), most, Some(1)));
+        assert!(!fits(json!({"prompt_logprobs": 1}), most + 1, Some(1)));
+        assert!(fits(json!({"stream": true}), usize::MAX, Some(20)), "sent as they come");
+        assert!(fits(json!({}), usize::MAX, None));
+    }
+
     /// As in vLLM.
     #[test]
     fn usage_in_each_event_is_part_of_usage_at_the_end() {
