@@ -250,6 +250,36 @@ mod tests {
     }
 
     #[test]
+    fn a_filter_takes_chunks_that_have_all_it_asks_for() {
+        let mut library = Library::default();
+        let old = SystemTime::now() - Duration::from_secs(100);
+        let mut noted = chunk(vec![1], Some("a"));
+        noted.metadata.insert("from".to_owned(), "harbour".to_owned());
+        library.restore(Chunk { created: old, ..noted });
+        library.restore(chunk(vec![2], Some("a")));
+        library.restore(Chunk::of_tokens(Kind::System, "", vec![3]));
+        let found = |which: &Which| {
+            let mut tokens: Vec<u32> =
+                library.list(which).iter().map(|chunk| chunk.tokens[0]).collect();
+            tokens.sort_unstable();
+            tokens
+        };
+        let has = |pairs: &[(&str, &str)]| Which {
+            metadata: pairs.iter().map(|(key, value)| ((*key).into(), (*value).into())).collect(),
+            ..Which::default()
+        };
+        assert_eq!(found(&Which::default()), [1, 2, 3]);
+        assert_eq!(found(&has(&[("name", "a")])), [1, 2]);
+        assert_eq!(found(&has(&[("name", "a"), ("from", "harbour")])), [1]);
+        assert_eq!(found(&has(&[("name", "harbour")])), [0; 0]);
+        assert_eq!(found(&Which { kind: Some(Kind::System), ..Which::default() }), [3]);
+        let older =
+            |seconds| Which { older_than: Some(Duration::from_secs(seconds)), ..Which::default() };
+        assert_eq!(found(&older(50)), [1]);
+        assert_eq!(found(&older(150)), [0; 0]);
+    }
+
+    #[test]
     fn a_chunk_is_in_tokens_that_hold_all_of_its_own() {
         let chunk = chunk(vec![1, 2], None);
         assert!(chunk.is_in(&[0, 1, 2, 3]) && chunk.is_in(&[1, 2]));
