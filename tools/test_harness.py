@@ -1,5 +1,6 @@
 """Checks of what runs the tests: `python3 -m unittest tools/test_harness.py`."""
 
+import json
 import os
 import pathlib
 import subprocess
@@ -11,6 +12,7 @@ import unittest.mock
 TOOLS = os.path.dirname(os.path.abspath(__file__))
 sys.path[:0] = [TOOLS, os.path.join(TOOLS, "emulate")]
 import emulate  # noqa: E402
+import run_tests  # noqa: E402
 import test_summary  # noqa: E402
 
 
@@ -51,6 +53,43 @@ class Runner(unittest.TestCase):
             file.flush()
             self.assertIn("3 were skipped", run(script, WEFT_SKIPPED=file.name)[1])
             self.assertEqual(len(file.read().splitlines()), 3, "the lines stay for the caller")
+
+
+class Programs(unittest.TestCase):
+    """Test programs that run side by side."""
+
+    def test_programs_of_cargo_are_those_that_are_tests(self):
+        message = {"reason": "compiler-artifact", "manifest_path": "/w/a/Cargo.toml", "target": {"name": "serve"}}
+        messages = [{"reason": "build-finished"}, {**message, "executable": None, "profile": {"test": True}}]
+        messages += [{**message, "executable": f"/w/{name}", "profile": {"test": name == "x"}} for name in "xy"]
+        found = run_tests.programs(map(json.dumps, messages))
+        self.assertEqual(found, [("serve", "/w/x", "/w/a")])
+
+    def test_long_ones_begin_and_those_that_measure_time_are_alone(self):
+        found = [(name, "", "") for name in ["llm", "rules", "weft_core", "serve", "bodies", "cli"]]
+        beside, alone = run_tests.in_order(found)
+        self.assertEqual([name for name, _, _ in beside], ["serve", "weft_core", "llm", "cli"])
+        self.assertEqual([name for name, _, _ in alone], ["rules", "bodies"])
+
+    def test_all_run_two_at_once_and_failures_are_named(self):
+        with tempfile.TemporaryDirectory() as folder:
+            # Each of the first two ends when the other has begun.
+            meet = "touch {0}; until [ -e {1} ]; do sleep 0.05; done; echo test {0} ... ok"
+            scripts = {"a": meet.format("a", "b"), "b": meet.format("b", "a")}
+            scripts |= {"c": "echo bad; exit 101", "rules": "printf 'no GPU\\tx\\n' >>\"$WEFT_SKIPPED\""}
+            found = [(name, name, folder) for name in scripts]
+            for name, script in scripts.items():
+                pathlib.Path(folder, f"{name}.sh").write_text(script)
+            starter = pathlib.Path(folder, "start")
+            starter.write_text('#!/bin/sh\nexec sh "$1.sh"\n')
+            starter.chmod(0o755)
+            skipped = pathlib.Path(folder, "skipped")
+            code = f"import run_tests; exit(run_tests.Runner({str(starter)!r}, {str(skipped)!r}).run_all({found!r}))"
+            done = subprocess.run([sys.executable, "-c", code], cwd=TOOLS, capture_output=True, text=True, timeout=60)
+            self.assertEqual((done.returncode, skipped.read_text()), (1, "no GPU\tx\n"))
+            self.assertIn("test a ... ok", done.stdout)
+            self.assertIn("test b ... ok", done.stdout)
+            self.assertTrue(done.stdout.endswith("failed: c\n"), done.stdout)
 
 
 class Steps(unittest.TestCase):

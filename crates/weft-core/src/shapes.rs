@@ -27,6 +27,21 @@ pub fn config(name: &str) -> Option<Config> {
     Some(Config::from_json(json.as_bytes()).expect("every named shape is a valid config"))
 }
 
+/// The `config.json` of a model of experts with some number of layers.
+macro_rules! qwen3_30b_a3b {
+    ($layers:literal) => {
+        concat!(
+            r#"{"model_type": "qwen3_moe", "hidden_size": 2048, "num_hidden_layers": "#,
+            $layers,
+            r#", "num_attention_heads": 32, "num_key_value_heads": 4, "head_dim": 128,
+            "intermediate_size": 6144, "num_experts": 128, "num_experts_per_tok": 8,
+            "moe_intermediate_size": 768, "norm_topk_prob": true, "decoder_sparse_step": 1,
+            "mlp_only_layers": [], "vocab_size": 151936, "tie_word_embeddings": false,
+            "rope_theta": 1000000.0, "rms_norm_eps": 1e-06, "max_position_embeddings": 40960}"#
+        )
+    };
+}
+
 /// Name and `config.json`.
 const SHAPES: [(&str, &str); 10] = [
     (
@@ -72,33 +87,9 @@ const SHAPES: [(&str, &str); 10] = [
             "rope_theta": 1000000.0, "rms_norm_eps": 1e-06, "max_position_embeddings": 40960}"#,
     ),
     // The first model of its kind; its half, for small cards; and four of its layers.
-    (
-        "qwen3-30b-a3b",
-        r#"{"model_type": "qwen3_moe", "hidden_size": 2048, "num_hidden_layers": 48,
-            "num_attention_heads": 32, "num_key_value_heads": 4, "head_dim": 128,
-            "intermediate_size": 6144, "num_experts": 128, "num_experts_per_tok": 8,
-            "moe_intermediate_size": 768, "norm_topk_prob": true, "decoder_sparse_step": 1,
-            "mlp_only_layers": [], "vocab_size": 151936, "tie_word_embeddings": false,
-            "rope_theta": 1000000.0, "rms_norm_eps": 1e-06, "max_position_embeddings": 40960}"#,
-    ),
-    (
-        "qwen3-30b-a3b-half",
-        r#"{"model_type": "qwen3_moe", "hidden_size": 2048, "num_hidden_layers": 24,
-            "num_attention_heads": 32, "num_key_value_heads": 4, "head_dim": 128,
-            "intermediate_size": 6144, "num_experts": 128, "num_experts_per_tok": 8,
-            "moe_intermediate_size": 768, "norm_topk_prob": true, "decoder_sparse_step": 1,
-            "mlp_only_layers": [], "vocab_size": 151936, "tie_word_embeddings": false,
-            "rope_theta": 1000000.0, "rms_norm_eps": 1e-06, "max_position_embeddings": 40960}"#,
-    ),
-    (
-        "qwen3-30b-a3b-4l",
-        r#"{"model_type": "qwen3_moe", "hidden_size": 2048, "num_hidden_layers": 4,
-            "num_attention_heads": 32, "num_key_value_heads": 4, "head_dim": 128,
-            "intermediate_size": 6144, "num_experts": 128, "num_experts_per_tok": 8,
-            "moe_intermediate_size": 768, "norm_topk_prob": true, "decoder_sparse_step": 1,
-            "mlp_only_layers": [], "vocab_size": 151936, "tie_word_embeddings": false,
-            "rope_theta": 1000000.0, "rms_norm_eps": 1e-06, "max_position_embeddings": 40960}"#,
-    ),
+    ("qwen3-30b-a3b", qwen3_30b_a3b!(48)),
+    ("qwen3-30b-a3b-half", qwen3_30b_a3b!(24)),
+    ("qwen3-30b-a3b-4l", qwen3_30b_a3b!(4)),
     (
         "qwen2.5-0.5b",
         r#"{"model_type": "qwen2", "hidden_size": 896, "num_hidden_layers": 24,

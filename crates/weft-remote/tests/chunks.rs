@@ -9,7 +9,7 @@ use object_store::local::LocalFileSystem;
 use object_store::memory::InMemory;
 use object_store::path::Path;
 use object_store::{ObjectStore, ObjectStoreExt};
-use weft_core::chunk::{Chunk, ChunkId, Kind};
+use weft_core::chunk::{Chunk, Kind};
 use weft_core::dtype::Dtype;
 use weft_core::store::{Header, KvKey, RowForm, Rows, SigningKey};
 use weft_remote::{Limits, Pulled, Remote, Sweep, Swept, Trust, Written};
@@ -31,16 +31,11 @@ fn memory() -> Arc<dyn ObjectStore> {
 }
 
 fn chunk(name: &str, tokens: &[u32]) -> Chunk {
+    let text = format!("The text of {name}.");
     Chunk {
-        id: ChunkId::of(Kind::Context, tokens),
-        kind: Kind::Context,
-        text: format!("The text of {name}."),
-        tokens: tokens.to_vec(),
         metadata: BTreeMap::from([("name".to_owned(), name.to_owned())]),
         created: SystemTime::UNIX_EPOCH + HOUR,
-        last_used: None,
-        uses: 0,
-        pinned: false,
+        ..Chunk::of_tokens(Kind::Context, text, tokens.to_vec())
     }
 }
 

@@ -151,6 +151,20 @@ fn a_conversation_is_remembered_and_a_refused_turn_is_not() {
 }
 
 #[test]
+fn a_conversation_has_the_last_system_prompt_it_was_given() {
+    let mut llm = llm();
+    let mut n_tokens = |systems: &[&str]| {
+        let settings = Question::default().temperature(0.0).max_tokens(1);
+        let chat = llm.chat().settings(settings);
+        let mut chat = systems.iter().fold(chat, |chat, system| chat.system(system));
+        chat.say("When was Piranul founded?").unwrap().stats.prompt_tokens
+    };
+    let last = n_tokens(&["Answer in one word."]);
+    assert_eq!(n_tokens(&["Answer in a full sentence.", "Answer in one word."]), last);
+    assert!(n_tokens(&[]) < last);
+}
+
+#[test]
 fn rows_of_documents_outlive_the_model() {
     let folder = tempfile::tempdir().unwrap();
     let open = || {

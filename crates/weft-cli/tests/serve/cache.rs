@@ -238,6 +238,16 @@ fn an_answer_that_fills_the_context_is_verified_too() {
 }
 
 #[test]
+fn of_several_choices_the_first_is_verified() {
+    let server = Server::start(&[]);
+    let answer =
+        server.ask(&chat_with(json!({"n": 3, "ignore_eos": true, "max_tokens": 7, "seed": 1})));
+    assert_eq!(answer["usage"]["completion_tokens"], 21, "{answer}");
+    let (status, found) = server.post("/v1/chunks/verify", &json!({"completion": answer["id"]}));
+    assert_eq!((status, &found["tokens"]), (200, &json!(7)), "{found}");
+}
+
+#[test]
 fn what_was_warmed_survives_a_kill_at_once() {
     let server = Server::start(&[]);
     let asked = register(&server, "context", &document());

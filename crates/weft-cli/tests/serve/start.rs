@@ -163,6 +163,8 @@ fn a_key_is_wanted_everywhere_but_at_the_door() {
     for headers in [[("Authorization", "Bearer secret")], [("X-Api-Key", "secret")]] {
         assert_eq!(server.send("GET", "/v1/models", &headers, b"").0, 200);
     }
+    // Only a browser's question before a request needs no key.
+    assert_eq!(server.send("OPTIONS", "/v1/models", &[("Authorization", "")], b"").0, 401);
     for open in ["/health", "/"] {
         assert_eq!(server.send("GET", open, &[("X-Api-Key", "wrong")], b"").0, 200);
     }

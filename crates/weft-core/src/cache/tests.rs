@@ -2,7 +2,7 @@
 //! use stay where they are, and rows that are loaded equal the rows that were stored.
 
 use std::collections::BTreeMap;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use proptest::prelude::*;
 use proptest::test_runner::{Config as Cases, TestRunner};
@@ -428,17 +428,7 @@ fn of_equal_matches_the_nearest_is_taken() {
 
 /// A registered document with these tokens.
 fn chunk(tokens: Vec<u32>) -> Chunk {
-    Chunk {
-        id: ChunkId::of(Kind::Context, &tokens),
-        kind: Kind::Context,
-        text: String::new(),
-        tokens,
-        metadata: BTreeMap::new(),
-        created: SystemTime::now(),
-        last_used: None,
-        uses: 0,
-        pinned: false,
-    }
+    Chunk::of_tokens(Kind::Context, "", tokens)
 }
 
 #[test]

@@ -48,17 +48,22 @@ impl Chunk {
             return Err(ChunkError::Empty { kind });
         }
         let tokens = tokenizer.encode_text(&in_prompt(kind, text))?;
-        Ok(Self {
+        Ok(Self { metadata, ..Self::of_tokens(kind, text, tokens) })
+    }
+
+    /// A chunk whose text has these tokens, created now, without metadata. No prompt has used it yet.
+    pub fn of_tokens(kind: Kind, text: impl Into<String>, tokens: Vec<u32>) -> Self {
+        Self {
             id: ChunkId::of(kind, &tokens),
             kind,
-            text: text.to_owned(),
+            text: text.into(),
             tokens,
-            metadata,
+            metadata: BTreeMap::new(),
             created: SystemTime::now(),
             last_used: None,
             uses: 0,
             pinned: false,
-        })
+        }
     }
 
     /// The text as it appears in a prompt: a document is followed by a blank line.
@@ -202,17 +207,8 @@ mod tests {
     use super::*;
 
     fn chunk(tokens: Vec<u32>, name: Option<&str>) -> Chunk {
-        Chunk {
-            id: ChunkId::of(Kind::Context, &tokens),
-            kind: Kind::Context,
-            text: String::new(),
-            tokens,
-            metadata: name.iter().map(|name| ("name".to_owned(), (*name).to_owned())).collect(),
-            created: SystemTime::now(),
-            last_used: None,
-            uses: 0,
-            pinned: false,
-        }
+        let metadata = name.iter().map(|name| ("name".to_owned(), (*name).to_owned())).collect();
+        Chunk { metadata, ..Chunk::of_tokens(Kind::Context, "", tokens) }
     }
 
     #[test]
@@ -251,6 +247,36 @@ mod tests {
         let found = library.get(&id).unwrap();
         assert_eq!(found.uses, 1);
         assert!(found.last_used.is_some_and(|time| time >= before), "{found:?}");
+    }
+
+    #[test]
+    fn a_filter_takes_chunks_that_have_all_it_asks_for() {
+        let mut library = Library::default();
+        let old = SystemTime::now() - Duration::from_secs(100);
+        let mut noted = chunk(vec![1], Some("a"));
+        noted.metadata.insert("from".to_owned(), "harbour".to_owned());
+        library.restore(Chunk { created: old, ..noted });
+        library.restore(chunk(vec![2], Some("a")));
+        library.restore(Chunk::of_tokens(Kind::System, "", vec![3]));
+        let found = |which: &Which| {
+            let mut tokens: Vec<u32> =
+                library.list(which).iter().map(|chunk| chunk.tokens[0]).collect();
+            tokens.sort_unstable();
+            tokens
+        };
+        let has = |pairs: &[(&str, &str)]| Which {
+            metadata: pairs.iter().map(|(key, value)| ((*key).into(), (*value).into())).collect(),
+            ..Which::default()
+        };
+        assert_eq!(found(&Which::default()), [1, 2, 3]);
+        assert_eq!(found(&has(&[("name", "a")])), [1, 2]);
+        assert_eq!(found(&has(&[("name", "a"), ("from", "harbour")])), [1]);
+        assert_eq!(found(&has(&[("name", "harbour")])), [0; 0]);
+        assert_eq!(found(&Which { kind: Some(Kind::System), ..Which::default() }), [3]);
+        let older =
+            |seconds| Which { older_than: Some(Duration::from_secs(seconds)), ..Which::default() };
+        assert_eq!(found(&older(50)), [1]);
+        assert_eq!(found(&older(150)), [0; 0]);
     }
 
     #[test]

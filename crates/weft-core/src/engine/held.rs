@@ -264,9 +264,7 @@ impl Maker<'_> {
         };
         let id = self.cache.insert(new, begins_in, self.lane, self.device);
         self.cache.hold(id);
-        // Otherwise its logits are needed, or it must not be looked up.
-        let may_ask = planned.range.end <= self.policy.limit;
-        (id, may_ask.then(|| self.cache.ask_remote(id)).flatten())
+        (id, self.cache.ask_remote(id))
     }
 
     fn hold(&mut self, planned: PlannedNode, node: NodeId, brought: Option<Brought>) -> HeldNode {

@@ -179,7 +179,27 @@ pub enum RequestError {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::chunk::Reuse;
+    use crate::chunk::{Kind, Piece, Reuse};
+
+    #[test]
+    fn prompts_that_cannot_run_are_refused() {
+        let check = |pieces: Vec<Vec<u32>>| {
+            let pieces = pieces.into_iter().map(|tokens| Piece::exact(Kind::Query, tokens));
+            let prompt = Composition { pieces: pieces.collect(), ..Composition::default() };
+            Request::new(prompt, Sampling::default()).check(10, 1000)
+        };
+        assert!(matches!(check(vec![]), Err(RequestError::EmptyPrompt)));
+        assert!(matches!(check(vec![vec![]]), Err(RequestError::EmptyPrompt)));
+        let unknown = check(vec![vec![1], vec![9, 10]]);
+        assert!(matches!(unknown, Err(RequestError::UnknownToken { token: 10, vocab: 10 })));
+        assert_eq!(check(vec![vec![9; 999]]).unwrap(), 1, "room for one token");
+        let long = check(vec![vec![9; 1000]]);
+        assert!(matches!(long, Err(RequestError::TooLong { tokens: 1000, context: 1000 })));
+        assert_eq!(check(vec![vec![1]; MAX_PIECES]).unwrap(), 1000 - MAX_PIECES);
+        let many = check(vec![vec![1]; MAX_PIECES + 1]);
+        let refused = MAX_PIECES + 1;
+        assert!(matches!(many, Err(RequestError::TooManyPieces { pieces }) if pieces == refused));
+    }
 
     /// Every row of an echoed prompt has logits, and exact ones: none is cached or moved.
     #[test]

@@ -22,7 +22,6 @@ use std::cell::RefCell;
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 use std::sync::Arc;
-use std::time::SystemTime;
 
 use proptest::prelude::*;
 use proptest::test_runner::{Config as Cases, TestRunner};
@@ -75,18 +74,7 @@ fn document(seed: u32) -> Piece {
 }
 
 fn chunk_of(piece: Piece) -> Chunk {
-    let Piece { kind, tokens, .. } = piece;
-    Chunk {
-        id: ChunkId::of(kind, &tokens),
-        kind,
-        text: String::new(),
-        tokens,
-        metadata: BTreeMap::new(),
-        created: SystemTime::now(),
-        last_used: None,
-        uses: 0,
-        pinned: false,
-    }
+    Chunk::of_tokens(piece.kind, "", piece.tokens)
 }
 
 fn system() -> Piece {

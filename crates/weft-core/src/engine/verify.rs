@@ -197,3 +197,22 @@ impl Drop for ScoredRows<'_> {
         self.engine.discard(|lane| lane == self.lane);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn differences_are_means_over_all_tokens_of_the_answer() {
+        // Two tokens: the first has the same logits, the second's odds went from 1:1 to 3:1.
+        let (same, even, odds) = (vec![1.0, 2.0], vec![0.0, 0.0], vec![3.0_f32.ln(), 0.0]);
+        let found = Verification::of(&[0, 0], &[same.clone(), odds], &[same, even]);
+        assert_eq!((found.tokens, found.changed, found.differing), (2, 1, 0));
+        assert!(!found.is_exact());
+        let difference = 1.5_f64.ln();
+        assert!((found.max_difference - difference).abs() < 1e-6, "{found:?}");
+        assert!((found.mean_difference - difference / 2.0).abs() < 1e-6, "{found:?}");
+        let divergence = 0.5 * (0.5_f64 / 0.75).ln() + 0.5 * (0.5_f64 / 0.25).ln();
+        assert!((found.divergence - divergence / 2.0).abs() < 1e-6, "{found:?}");
+    }
+}

@@ -398,6 +398,10 @@ fn shards_are_checked_as_one() {
         write(&folder, text);
         assert_refused(folder.path(), &["list of shards"]);
     }
+    let names: Vec<String> = (0..4097).map(|n| format!("\"{n}\": \"{n}.safetensors\"")).collect();
+    let folder = copy("qwen2");
+    write(&folder, &format!("{{\"weight_map\": {{{}}}}}", names.join(",")));
+    assert_refused(folder.path(), &["list of shards", "4097 files"]);
 }
 
 #[test]

@@ -34,6 +34,8 @@ pub struct Faulty {
     /// Whether `put` only if absent is ignored, as some servers do.
     pub ignores_create: AtomicBool,
     pub n_reads: AtomicUsize,
+    /// Bytes of damaged reads that were taken.
+    pub n_sent: Arc<AtomicUsize>,
 }
 
 impl Faulty {
@@ -47,6 +49,7 @@ impl Faulty {
             gate: Semaphore::new(0),
             ignores_create: AtomicBool::new(false),
             n_reads: AtomicUsize::new(0),
+            n_sent: Arc::default(),
         })
     }
 
@@ -170,7 +173,12 @@ impl ObjectStore for Faulty {
         // Like the body of a response, it comes in pieces.
         let pieces: Vec<Result<Bytes>> =
             bytes.chunks(1000).map(|piece| Ok(Bytes::copy_from_slice(piece))).collect();
-        let payload = GetResultPayload::Stream(stream::iter(pieces).boxed());
+        let n_sent = Arc::clone(&self.n_sent);
+        let count = move |piece: &Result<Bytes>| {
+            let bytes = piece.as_ref().map_or(0, Bytes::len);
+            n_sent.fetch_add(bytes, Ordering::SeqCst);
+        };
+        let payload = GetResultPayload::Stream(stream::iter(pieces).inspect(count).boxed());
         Ok(GetResult { payload, meta, range, attributes, extensions: Default::default() })
     }
 

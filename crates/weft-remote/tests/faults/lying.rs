@@ -1,6 +1,8 @@
 //! Objects that are damaged, cut, exchanged or forged. Each is a counted miss, and rows that were
 //! damaged are written again.
 
+use std::sync::atomic::Ordering;
+
 use object_store::path::Path;
 use weft_core::store::{Header, SigningKey};
 use weft_remote::Trust;
@@ -103,6 +105,23 @@ fn truncated_and_longer_objects_are_misses() {
         store.write(&path, whole);
     }
     assert_eq!(outcome(&store, &wanted), None);
+}
+
+/// However much a store sends, no more than a piece beyond what was asked for is read.
+#[test]
+fn what_was_not_asked_for_is_not_read() {
+    let store = Faulty::new();
+    let wanted = header(&[1, 2, 3]);
+    store_rows(&open(&store), &wanted);
+    store.damage(|path, mut bytes| {
+        if !is_manifest(path) {
+            bytes.resize(1 << 24, 0);
+        }
+        Ok(bytes)
+    });
+    assert_eq!(outcome(&store, &wanted).as_deref(), Some("length"));
+    let n_sent = store.n_sent.load(Ordering::SeqCst);
+    assert!(n_sent < 1 << 20, "{n_sent} bytes");
 }
 
 #[test]

@@ -40,7 +40,7 @@ fn outstanding<'s>(others: impl Iterator<Item = &'s Slot>) -> u64 {
 
 impl MemoryNeed {
     /// Whether the memory is there, beside what others will still take.
-    fn fits(&self, outstanding: u64) -> bool {
+    pub(super) fn fits(&self, outstanding: u64) -> bool {
         let outstanding = if self.on_gpu { 0 } else { outstanding };
         self.free_bytes.is_none_or(|free| self.bytes <= free.saturating_sub(outstanding))
     }

@@ -231,6 +231,38 @@ async fn the_longest_unused_goes_when_memory_is_short() {
     assert_eq!(machine.loads(), ["a", "b", "c", "b", "a"]);
 }
 
+/// Its memory is free when it has ended, not when it begins to.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_model_that_ends_is_waited_for() {
+    let machine = Machine::new(Some(60));
+    let registry = registry(&machine, |_| {});
+    let lease = open(&registry, "a").await.unwrap();
+    machine.control("a").step_us.store(500_000, Ordering::Relaxed);
+    let mut handle = lease.submit(vec![job(100)]).await.unwrap();
+    while !matches!(handle.events.recv().await.unwrap().event, JobEvent::Token { .. }) {}
+    // In the middle of the next step, after which it ends.
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    drop((lease, handle));
+    let first = registry.first();
+    let mut unloading = Box::pin(registry.unload(&first));
+    assert!(poll!(&mut unloading).is_pending());
+    assert!(matches!(registry.slots()[0].stage, Stage::Unloading(_)));
+    ask(&registry, "b").await;
+    assert!(tokio::time::timeout(PATIENCE, unloading).await.unwrap().unwrap());
+    assert_eq!((machine.most.load(Ordering::Relaxed), machine.alive()), (1, vec!["b".into()]));
+}
+
+/// What other models will still take of main memory is no memory of a GPU.
+#[test]
+fn memory_of_a_gpu_is_counted_by_itself() {
+    let need =
+        |on_gpu| MemoryNeed { bytes: 60, free_bytes: Some(100), on_gpu, ..MemoryNeed::default() };
+    assert!(need(false).fits(40) && !need(false).fits(41));
+    assert!(need(true).fits(1000));
+    assert!(!MemoryNeed { bytes: 101, ..need(true) }.fits(0));
+    assert!(MemoryNeed { free_bytes: None, ..need(false) }.fits(1000), "nobody knows");
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn who_needs_room_waits_for_its_turn_and_nobody_is_passed_over() {
     let machine = Machine::new(None);

@@ -379,17 +379,7 @@ mod tests {
 
     #[test]
     fn chunks_stand_only_in_messages_of_their_kind() {
-        let chunk = |kind: Kind| Chunk {
-            id: ChunkId::of(kind, &[1]),
-            kind,
-            text: "a text".to_owned(),
-            tokens: vec![1],
-            metadata: BTreeMap::new(),
-            created: std::time::SystemTime::now(),
-            last_used: None,
-            uses: 0,
-            pinned: false,
-        };
+        let chunk = |kind: Kind| Chunk::of_tokens(kind, "a text", vec![1]);
         let kinds = [Kind::System, Kind::Context, Kind::Output];
         let chunks: BTreeMap<_, _> =
             kinds.map(chunk).into_iter().map(|chunk| (chunk.id, chunk)).collect();

@@ -303,6 +303,37 @@ mod tests {
         assert_eq!(limit(json!({"max_tokens": -1})), None, "as many as fit");
     }
 
+    /// A response has the entries of all its choices, its own and those of an echo.
+    #[test]
+    fn entries_of_prompts_are_bounded_together() {
+        let fits =
+            |json: Value, n_tokens, echoed| settings(&json).check_entries(n_tokens, echoed).is_ok();
+        let most = MAX_ENTRIES / 4;
+        assert!(fits(json!({"prompt_logprobs": 3}), most, None));
+        assert!(!fits(json!({"prompt_logprobs": 3}), most + 1, None));
+        assert!(fits(json!({"prompt_logprobs": 3, "n": 2}), most / 2, None));
+        assert!(!fits(json!({"prompt_logprobs": 3, "n": 2}), most / 2 + 1, None));
+        assert!(fits(json!({"prompt_logprobs": 1}), most, Some(1)));
+        assert!(!fits(json!({"prompt_logprobs": 1}), most + 1, Some(1)));
+        assert!(fits(json!({"stream": true}), usize::MAX, Some(20)), "sent as they come");
+        assert!(fits(json!({}), usize::MAX, None));
+    }
+
+    /// As in vLLM.
+    #[test]
+    fn usage_in_each_event_is_part_of_usage_at_the_end() {
+        let asks = |options: Value| settings(&json!({"stream_options": options}));
+        let both = asks(json!({"include_usage": true, "continuous_usage_stats": true}));
+        assert!(both.includes_running_usage());
+        for options in [
+            json!({"continuous_usage_stats": true}),
+            json!({"include_usage": false, "continuous_usage_stats": true}),
+            json!({"include_usage": true}),
+        ] {
+            assert!(!asks(options.clone()).includes_running_usage(), "{options}");
+        }
+    }
+
     #[test]
     fn a_share_of_nothing_still_has_the_most_likely_token() {
         let top_p = |json: Value| {

@@ -101,6 +101,25 @@ mod tests {
         assert_eq!(sender.send(JobEvent::Admitted), Reader::Gone);
     }
 
+    /// Not from the first time that it was: one that reads slowly is not one that has stopped.
+    #[test]
+    fn a_reader_is_behind_since_it_last_took_an_event() {
+        let (channel, mut events) = mpsc::channel(2);
+        let mut sender = EventSender::new(channel, 0, 1);
+        let behind = |reader| match reader {
+            Reader::Behind(time) => time,
+            other => panic!("{other:?}"),
+        };
+        sender.send(JobEvent::Admitted);
+        behind(sender.send(JobEvent::Admitted));
+        std::thread::sleep(Duration::from_millis(20));
+        let before = behind(sender.flush());
+        assert!(before >= Duration::from_millis(20), "{before:?}");
+        events.try_recv().unwrap();
+        let now = behind(sender.send(JobEvent::Admitted));
+        assert!(now < before, "{now:?}");
+    }
+
     #[test]
     fn the_last_event_has_its_own_place() {
         let (channel, mut events) = mpsc::channel(2);

@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::time::SystemTime;
 
 use weft_core::chunk::{Chunk, ChunkId, Kind, Shelf};
 use weft_server::resident::protocol::{Find, Found};
@@ -80,8 +79,7 @@ fn name_after(file: &str, registered: &mut RegisteredChunks, id: &ChunkId) -> Re
 /// A text that a server has encoded.
 fn of_server(found: Found) -> Chunk {
     let Found { id, kind, tokens, text, .. } = found;
-    let (created, metadata) = (SystemTime::now(), BTreeMap::new());
-    Chunk { id, kind, text, tokens, metadata, created, last_used: None, uses: 0, pinned: false }
+    Chunk { id, ..Chunk::of_tokens(kind, text, tokens) }
 }
 
 /// Writes a chunk to the shelf. If its text is registered, only the metadata is added.

@@ -137,6 +137,16 @@ mod tests {
         assert!(account.hope(0.01) > 0.2, "losses are made up for with time");
     }
 
+    /// A long answer does not save up for many drafts that fail.
+    #[test]
+    fn an_account_holds_only_so_much() {
+        let mut account = Account::default();
+        account.pass(1_000_000);
+        assert!(account.affords(MOST) && !account.affords(MOST + 0.01));
+        account.settle(1000, 0.0);
+        assert!(account.affords(MOST) && !account.affords(MOST + 0.01));
+    }
+
     #[test]
     fn a_success_ends_the_waiting() {
         let mut account = Account::default();

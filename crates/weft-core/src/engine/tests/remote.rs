@@ -210,6 +210,25 @@ fn rows_that_were_on_disk_before_there_was_a_store_are_shared_when_they_are_used
     assert_eq!(shelf.n_entries(), 3);
 }
 
+/// Rows of a text without a chunk that a chunk uses may be those of other texts too.
+#[test]
+fn rows_of_more_than_a_chunk_are_not_shared_by_it() {
+    let prompt = of_chunks(&[1], 1, Reuse::Exact);
+    let [mut longer, mut joined, same] = [(); 3].map(|()| exact(&[1], 1));
+    longer.pieces[1].tokens.extend(tokens(10, 9));
+    let document = joined.pieces.remove(1);
+    joined.pieces[0].tokens.extend(document.tokens);
+    for (before, shared) in [(longer, 1), (joined, 0), (same, 2)] {
+        let (shelf, here) = (Arc::new(Shelf::default()), folder());
+        let mut engine = machine(&shelf, here.path());
+        ask(&mut engine, &before);
+        let (_, finished) = ask(&mut engine, &prompt);
+        assert_eq!(sources(&finished)[..2], [Some(Tier::Device); 2]);
+        engine.save(false);
+        assert_eq!(shelf.n_entries(), shared);
+    }
+}
+
 #[test]
 fn a_lane_waits_for_its_own_rows_alone() {
     let theirs = of_chunks(&[1, 2], 1, Reuse::Exact);
