@@ -44,7 +44,7 @@ __device__ __forceinline__ void stream_experts(Ring<M> &ring, u8 *stages, const 
             u64 *full = &ring.full[to.stage];
             barrier_wait(&ring.empty[to.stage], to.parity ^ 1);
             expect_copies(full, bytes, lane);
-            copy(stages + to.stage * M::STAGE_BYTES, from, bytes, full, lane);
+            copy_passing(stages + to.stage * M::STAGE_BYTES, from, bytes, full, lane);
             copies_begun(full);
             to.next();
             ++on_their_way;
@@ -224,7 +224,7 @@ __device__ __forceinline__ void fill_slots(SlotBarriers<Slots::N> &barriers, u8 
         u64 *full = &barriers.full[slot];
         barrier_wait(&barriers.empty[slot], parity);
         expect_copies(full, Slots::BYTES, lane);
-        copy(slots + slot * Slots::BYTES, weights + (u64)expert * W::EXPERT_BYTES + (u64)group * Slots::BYTES, Slots::BYTES, full, lane);
+        copy_passing(slots + slot * Slots::BYTES, weights + (u64)expert * W::EXPERT_BYTES + (u64)group * Slots::BYTES, Slots::BYTES, full, lane);
         copies_begun(full);
         if (++slot == Slots::N) slot = 0, parity ^= 1;
     }

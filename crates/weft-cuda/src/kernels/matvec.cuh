@@ -123,7 +123,7 @@ __device__ __forceinline__ void stream_weights(Ring<M> &ring, u8 *stages, const 
             u64 *full = &ring.full[to.stage];
             if (M::GOES_ROUND) barrier_wait(&ring.empty[to.stage], to.parity ^ 1);
             expect_copies(full, bytes, lane);
-            copy(stages + to.stage * M::STAGE_BYTES, from, bytes, full, lane);
+            copy_passing(stages + to.stage * M::STAGE_BYTES, from, bytes, full, lane);
             copies_begun(full);
             to.next();
             ++on_their_way;

@@ -275,8 +275,8 @@ __device__ __forceinline__ void copy(void *to, const void *from, u32 bytes, u64 
     for (u32 i = lane * 16; i < bytes; i += 512) copy_chunk((u8 *)to + i, (const u8 *)from + i);
 #endif
 }
-// The same of what nobody reads again for long: it is the first that the L2 gives up, before what
-// blocks hand to one another and before instructions.
+// The same of what a token reads once, weights and pages: it is the first that the L2 gives up, before
+// what blocks hand to one another, and before instructions, which do not fit into their own caches.
 __device__ __forceinline__ void copy_passing(void *to, const void *from, u32 bytes, u64 *barrier, int lane) {
 #if __CUDA_ARCH__ >= 900
     if (lane == 0)
@@ -288,13 +288,13 @@ __device__ __forceinline__ void copy_passing(void *to, const void *from, u32 byt
     copy(to, from, bytes, barrier, lane);
 #endif
 }
-// Eight of them, of `bytes` each, with equal distances.
+// Eight such copies, of `bytes` each, with equal distances.
 __device__ __forceinline__ void copy_eight(u8 *to, u32 to_stride, const u8 *from, u32 from_stride, u32 bytes, u64 *barrier, int lane) {
 #if __CUDA_ARCH__ >= 900
     __syncwarp();
-    if (lane < 8) copy(to + lane * to_stride, from + lane * from_stride, bytes, barrier, 0);
+    if (lane < 8) copy_passing(to + lane * to_stride, from + lane * from_stride, bytes, barrier, 0);
 #else
-    for (int i = 0; i < 8; ++i) copy(to + i * to_stride, from + i * from_stride, bytes, barrier, lane);
+    for (int i = 0; i < 8; ++i) copy_passing(to + i * to_stride, from + i * from_stride, bytes, barrier, lane);
 #endif
 }
 // After the last of them.

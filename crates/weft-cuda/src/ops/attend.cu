@@ -45,7 +45,7 @@ __device__ __forceinline__ void stream_pages(Pages &pages, u8 *sides, const Step
                 const u16 *from = kv + page_start(item.page(page), work % KV_HEADS) + side * PAGE_SIDE;
                 expect_copies(there, page < n_pages ? SIDE_BYTES : 0, lane);
                 if (page < n_pages)
-                    copy(sides + ((BOTH_SIDES ? side * SECTION_PAGES : 0) + page) * SIDE_BYTES, from, SIDE_BYTES, there, lane);
+                    copy_passing(sides + ((BOTH_SIDES ? side * SECTION_PAGES : 0) + page) * SIDE_BYTES, from, SIDE_BYTES, there, lane);
                 copies_begun(there);
             }
         }

@@ -43,7 +43,7 @@ __device__ __forceinline__ bool load_attend(Copier &copier, const BlockShared &s
             for (int page = 0; page < n_pages; ++page) {
                 const u16 *from = kv + page_start(item.page(page), work % KV_HEADS) + side * PAGE_SIDE;
                 const bool pushed = copier.push(
-                    SIDE_BYTES, [&](u8 *stage, u64 *full) { copy_once(stage, from, SIDE_BYTES, full, copier.lane); });
+                    SIDE_BYTES, [&](u8 *stage, u64 *full) { copy_passing(stage, from, SIDE_BYTES, full, copier.lane); });
                 if (!pushed) return false;
             }
         item = next;

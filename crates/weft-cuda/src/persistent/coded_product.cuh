@@ -31,7 +31,7 @@ template <class W, int UNITS> __device__ __forceinline__ bool load_mixed_tiles(C
                 const u32 unit_bytes = W::unit_bytes(tile);
                 const u32 bytes = Stage::TILES > 1 ? tile_place<W>(min(tile + Stage::TILES, end), UNITS) - from : WARPS * units * unit_bytes;
                 const u8 *first = weights + from + strip * (WARPS * Stage::STRIP) * unit_bytes;
-                const bool pushed = copier.push(bytes, [&](u8 *stage, u64 *full) { copy_once(stage, first, bytes, full, copier.lane); });
+                const bool pushed = copier.push(bytes, [&](u8 *stage, u64 *full) { copy_passing(stage, first, bytes, full, copier.lane); });
                 if (!pushed) return false;
             }
         }

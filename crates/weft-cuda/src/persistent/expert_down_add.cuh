@@ -34,7 +34,7 @@ template <class W> __device__ __forceinline__ bool load_expert_down(Copier &copi
                 const int n_experts = min(Stage::PAIRS, n - first);
                 const bool pushed = copier.push(n_experts * n_tiles * Stage::ROOM, [&](u8 *stage, u64 *full) {
                     // Two tiles follow one another.
-                    for (int i = 0; i < n_experts; ++i) copy_once(stage + i * (2 * Stage::ROOM), tile(first + i, 0), n_tiles * Stage::ROOM, full, copier.lane);
+                    for (int i = 0; i < n_experts; ++i) copy_passing(stage + i * (2 * Stage::ROOM), tile(first + i, 0), n_tiles * Stage::ROOM, full, copier.lane);
                 });
                 if (!pushed) return false;
             }

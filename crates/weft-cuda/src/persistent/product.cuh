@@ -97,7 +97,7 @@ __device__ __forceinline__ bool load_tiles(Copier &copier, const TileCopies &cop
                 const u32 of_one = strip + 1 < copies.n_strips ? copies.strip_bytes : copies.last_bytes;
                 const u32 bytes = of_one * min(copies.tiles, end - tile);
                 const bool pushed = copier.push(bytes, [&](u8 *stage, u64 *full) {
-                    if (copies.eighth_bytes == 0) copy_once(stage, from + strip * copies.strip_bytes, bytes, full, copier.lane);
+                    if (copies.eighth_bytes == 0) copy_passing(stage, from + strip * copies.strip_bytes, bytes, full, copier.lane);
                     else copy_eight(stage, bytes / WARPS, from + strip * (copies.strip_bytes / WARPS), copies.eighth_bytes, bytes / WARPS, full, copier.lane);
                 });
                 if (!pushed) return false;

@@ -93,14 +93,6 @@ struct Stages {
     }
 };
 
-// Copies of weights and pages, which a token reads once. Of models with experts they leave the L2
-// first: a layer's instructions do not fit into the caches for them, and come from memory if what
-// passes drives them out of the L2.
-__device__ __forceinline__ void copy_once(void *to, const void *from, u32 bytes, u64 *barrier, int lane) {
-    if constexpr (HAS_EXPERTS) copy_passing(to, from, bytes, barrier, lane);
-    else copy(to, from, bytes, barrier, lane);
-}
-
 // The copying warp's end of it.
 struct Copier {
     LongRing &ring;
