@@ -25,8 +25,8 @@ template <class W, int TOKENS> struct CodedTiledShape {
     static_assert(STAGES >= 2 && STAGE % 1024 == 0, "a ring");
 };
 
-// Copies a unit of each of a group's tiles. Where a lane's chunks lie takes divisions to find, so
-// offsets are found once if all tiles have one form.
+// Copies a unit of each of a group's tiles, or of those of two groups. Where a lane's chunks lie takes
+// divisions to find, so offsets are found once if all tiles have one form.
 template <int BYTES, int UNITS> struct UnitCopies {
     static constexpr int CHUNKS = BYTES / 16, ALL = GROUP_TILES * CHUNKS, OWN = (ALL + 31) / 32;
     static constexpr u32 TILE_BYTES = WARPS * UNITS * BYTES;
@@ -35,10 +35,14 @@ template <int BYTES, int UNITS> struct UnitCopies {
 #pragma unroll
         for (int i = 0; i < OWN; ++i) offsets[i] = (i * 32 + lane) / CHUNKS * TILE_BYTES + (i * 32 + lane) % CHUNKS * 16;
     }
-    __device__ __forceinline__ void copy(u8 *to, const u8 *from, int lane) const {
+    // Groups' units lie `stride` apart in a stage.
+    template <int GROUPS> __device__ __forceinline__ void copy(u8 *to, int stride, const u8 *from, int lane) const {
+        to += lane * 16;
 #pragma unroll
         for (int i = 0; i < OWN; ++i)
-            if ((i + 1) * 32 <= ALL || lane < ALL % 32) copy_chunk(to + (i * 32 + lane) * 16, from + offsets[i]);
+            if ((i + 1) * 32 <= ALL || lane < ALL % 32)
+#pragma unroll
+                for (int group = 0; group < GROUPS; ++group) copy_chunk(to + group * stride + i * 512, from + offsets[i] + group * GROUP_TILES * TILE_BYTES);
     }
 };
 
@@ -49,8 +53,8 @@ __device__ __forceinline__ void copy_coded_tiles(TiledRing<CodedTiledShape<W, TO
     using Shape = CodedTiledShape<W, TOKENS>;
     constexpr int COLUMNS = UNITS * WARPS / 2, SQUARES = STAGE_UNITS / 2;
     constexpr int SUMS_BYTES = Shape::SUMS_BYTES / (TOKENS / SQUARE); // of a square of tokens
-    TokenCopies<TOKENS> tokens(rank, lane);
     const UnitCopies<W::BYTES, UNITS> units(lane);
+    TokenCopies<TOKENS> tokens(rank, lane);
     int stage = 0;
     u32 parity = 1;
     // Rows do not depend on the kernel before; tokens do, and so does all that is stored later.
@@ -74,15 +78,20 @@ __device__ __forceinline__ void copy_coded_tiles(TiledRing<CodedTiledShape<W, TO
                 }
             }
             const u64 place = unit_place<UNITS, W::CODED_BYTES>(k * STAGE_UNITS + warp);
+            // Both groups' tiles at once if they have one form, which takes fewer instructions.
+            if constexpr (W::IS_UNIFORM) {
+                const u8 *from = matrix + tile_place<W>(first_tile, UNITS) + place * W::BYTES;
+                units.template copy<2>(to + warp * GROUP_TILES * W::BYTES, Shape::GROUP_BYTES, from, lane);
+            } else {
 #pragma unroll
-            for (int group = 0; group < 2; ++group)
-                W::with(first_tile + group * GROUP_TILES, [&](auto form) INLINED {
-                    using F = decltype(form);
-                    const u8 *from = matrix + tile_place<W>(first_tile + group * GROUP_TILES, UNITS) + place * F::BYTES;
-                    u8 *own = to + group * Shape::GROUP_BYTES + warp * GROUP_TILES * F::BYTES;
-                    if constexpr (W::IS_UNIFORM) units.copy(own, from, lane);
-                    else UnitCopies<F::BYTES, UNITS>(lane).copy(own, from, lane);
-                });
+                for (int group = 0; group < 2; ++group)
+                    W::with(first_tile + group * GROUP_TILES, [&](auto form) INLINED {
+                        using F = decltype(form);
+                        const u8 *from = matrix + tile_place<W>(first_tile + group * GROUP_TILES, UNITS) + place * F::BYTES;
+                        u8 *own = to + group * Shape::GROUP_BYTES + warp * GROUP_TILES * F::BYTES;
+                        UnitCopies<F::BYTES, UNITS>(lane).template copy<1>(own, 0, from, lane);
+                    });
+            }
             arrive_after_copies(&ring.full[stage]);
             if (++stage == Shape::STAGES) stage = 0, parity ^= 1;
         }
@@ -219,10 +228,9 @@ constexpr int gcd(int a, int b) { return b == 0 ? a : gcd(b, a % b); }
 
 // The same for such a form. A step is the product of a unit with 64 tokens: registers hold the
 // products of two steps, so that one is on its way while the one before is added.
-template <class W, int UNITS, int TOKENS>
+template <class W, class F, int UNITS, int TOKENS>
 __device__ __forceinline__ void sum_scaled_tile(float (&total)[TOKENS / 2], Reader<CodedTiledShape<W, TOKENS>::STAGES> &reader, const u8 *stages, int warp, int lane) {
     using Shape = CodedTiledShape<W, TOKENS>;
-    using F = typename W::Form;
     constexpr int N = TOKENS / 2, PARTS = TOKENS / SQUARE, PART = N / PARTS;
     // The compiler would serialise products that are on their way from one iteration to the next. So
     // all are awaited at the end of one, and iterations have as many stages as divide a tile's.
@@ -242,10 +250,16 @@ __device__ __forceinline__ void sum_scaled_tile(float (&total)[TOKENS / 2], Read
     reader.await();
     load(pairs[0], 0), load(pairs[1], 1);
     int in_eighth = 0;
+    const auto end_eighth = [&]() INLINED {
+        in_eighth = 0;
+#pragma unroll
+        for (int i = 0; i < N; ++i) total[i] += sum[i], sum[i] = 0.0f;
+    };
 #pragma unroll 1
     for (int left = UNITS * WARPS / STAGE_UNITS; left > 0; left -= AT_ONCE) {
         int stage = reader.stage;
         begin(stage, 0);
+        if (in_eighth == UNITS) end_eighth();
 #pragma unroll
         for (int step = 0; step < STEPS; ++step) {
             const int unit = step / PARTS, part = step % PARTS;
@@ -256,12 +270,6 @@ __device__ __forceinline__ void sum_scaled_tile(float (&total)[TOKENS / 2], Read
                 reader.next();
                 if (unit + 2 < UNITS_AT_ONCE || left > AT_ONCE) reader.await();
             }
-            // The eighth before is added as late as this, because products run here.
-            if (part == 0 && unit % EIGHTHS_AT == 0 && in_eighth == UNITS) {
-                in_eighth = 0;
-#pragma unroll
-                for (int i = 0; i < N; ++i) total[i] += sum[i], sum[i] = 0.0f;
-            }
             if (step + 1 < STEPS) products_await<1>();
             else products_await<0>();
             ::hold(runs[step % 2]);
@@ -269,12 +277,16 @@ __device__ __forceinline__ void sum_scaled_tile(float (&total)[TOKENS / 2], Read
             CodedRows<F> &pair = pairs[unit % 2];
             const float scales[2] = {pair.scales[0][0], pair.scales[1][0]};
             // Behind the last stage, what is loaded is not used.
-            if (ends_unit) load(pair, (unit + 2) % STAGE_UNITS), ++in_eighth;
+            if (ends_unit) load(pair, (unit + 2) % STAGE_UNITS);
 #pragma unroll
             for (int i = 0; i < PART; ++i) sum[part * PART + i] = __fmaf_rn(scales[i / 2 % 2], runs[step % 2][i], sum[part * PART + i]);
             // Keeps the compiler from adding behind the next wait.
             ::hold(sum);
             pair.hold();
+            if (!ends_unit) continue;
+            ++in_eighth;
+            // An eighth that ends with the iteration is added beside the next one's first product.
+            if (step + 1 < STEPS && (unit + 1) % EIGHTHS_AT == 0 && in_eighth == UNITS) end_eighth();
         }
     }
 #pragma unroll
@@ -308,13 +320,18 @@ __device__ __forceinline__ void multiply_coded_tiles(const u8 *weights, int n_bl
         float total[TOKENS / 2];
         for (int tile = walk.first; tile < walk.end; tile += walk.step) {
             const u32 block = walk.pair(tile) * 2 + rank;
-            if constexpr (is_scaled<W>()) sum_scaled_tile<W, UNITS, TOKENS>(total, reader, stages, warp, lane);
-            else
-                W::with(min(block, n_blocks - 1u) * 16 + group * GROUP_TILES, [&](auto form) INLINED {
-                    sum_coded_tile<W, decltype(form), UNITS, TOKENS>(total, reader, stages, warp, lane);
+            const int first_tile = min(block, n_blocks - 1u) * 16 + group * GROUP_TILES;
+            if constexpr (is_scaled<W>())
+                // Summed outside of a lambda, or stored outside of this one, the compiler schedules the loop
+                // over stages otherwise.
+                W::with(first_tile, [&](auto form) INLINED {
+                    sum_scaled_tile<W, decltype(form), UNITS, TOKENS>(total, reader, stages, warp, lane);
+                    if (block < (u32)n_blocks) store(walk.at(tile), block * 128 + group * 64, total, staged);
                 });
-            if (block >= (u32)n_blocks) continue;
-            store(walk.at(tile), block * 128 + group * 64, total, staged);
+            else {
+                W::with(first_tile, [&](auto form) INLINED { sum_coded_tile<W, decltype(form), UNITS, TOKENS>(total, reader, stages, warp, lane); });
+                if (block < (u32)n_blocks) store(walk.at(tile), block * 128 + group * 64, total, staged);
+            }
         }
     }
     cluster_meet();
