@@ -85,6 +85,23 @@ fn a_context_that_parts_from_another_inside_a_page_leaves_it_as_it_is() {
     }
 }
 
+/// So does a match in rows that had left the device, which come back whole.
+#[test]
+fn a_part_of_rows_that_are_brought_back_leaves_the_rest_as_it_is() {
+    for n in [33, 63, 64, 65, 100, 130] {
+        let tiers = Tiers { ram_bytes: 1 << 20, ..Tiers::default() };
+        let mut engine = engine_of_one_span(30, CONTEXT, tiers);
+        let first = Composition::from(tokens(150, 5));
+        let (said, _) = ask(&mut engine, &first);
+        engine.demote(Tier::Ram);
+        let other = Composition::from([tokens(n, 5), tokens(20, 8)].concat());
+        let (told, finished) = ask(&mut engine, &other);
+        assert_eq!((told, finished.stats.cached_tokens), (cold(&other), n));
+        let (again, finished) = ask(&mut engine, &first);
+        assert_eq!((again, finished.stats.cached_tokens), (said, 150), "{n}");
+    }
+}
+
 /// A conversation with turns shorter than a page takes only the pages of its tokens.
 #[test]
 fn a_conversation_takes_the_pages_of_its_tokens() {
