@@ -165,7 +165,7 @@ const BROKEN_CONFIGS: &[(&str, &str, &[&str])] = &[
     ("mlp_bias", "true", &["mlp_bias"]),
     ("use_sliding_window", "true", &["use_sliding_window"]),
     ("layer_types", r#"["full_attention", "sliding_attention"]"#, &["sliding_attention"]),
-    ("quantization_config", r#"{"bits": 4}"#, &["quantized", "no quant_method", "GGUF"]),
+    ("quantization_config", r#"{"bits": 4}"#, &["quantised", "no quant_method", "GGUF"]),
     ("quantization_config", r#"{"quant_method": "exl3"}"#, &["as exl3", "GGUF"]),
     ("quantization_config", r#"{"quant_method": "mxfp4"}"#, &["mxfp4", "experts"]),
     ("quantization_config", r#"{"quant_method": 7}"#, &["not valid"]),
