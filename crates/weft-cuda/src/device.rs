@@ -387,10 +387,11 @@ impl Device for CudaDevice {
     fn kv_family(&self) -> String {
         let (major, minor) = self.gpu.facts.capability;
         let order = self.shape.order_of_sums();
-        // Earlier versions summed rows in sections that began with each piece of a prompt.
+        // Earlier versions summed rows in sections that began with each piece of a prompt, and then
+        // against the largest score so far instead of a pivot.
         let experts = self.on_host.as_ref().map(OnHost::family);
         let experts = experts.map_or_else(String::new, |family| format!(", experts by {family}"));
-        format!("CUDA (sm_{major}{minor}, bf16, sections by position, {order}{experts})")
+        format!("CUDA (sm_{major}{minor}, bf16, sections by position, pivots, {order}{experts})")
     }
 
     fn read_kv(&self, layers: Range<u16>, rows: &Rows<'_>, k: &mut [u8], v: &mut [u8]) {

@@ -114,6 +114,7 @@ pub(super) const HEADERS: &[(&str, &str)] = &files![
     "ops/norm_gate_up.cuh",
     "ops/norm_qkv.cuh",
     "persistent/attend.cuh",
+    "persistent/attend_fold.cuh",
     "persistent/bare.cuh",
     "persistent/coded_product.cuh",
     "persistent/down_add.cuh",

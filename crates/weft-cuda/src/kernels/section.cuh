@@ -72,8 +72,8 @@ struct SectionScratch {
     uint4 probabilities[SECTION_PAGES][2][2][32];     // page, half, upper and lower
     float maxima[SECTION_PAGES][2][16];
     __align__(16) float sums[3][SECTION_PAGES][2][16][4]; // of weights; of squares before and after a half is cut
-    float finals[16][6];                              // maximum and sum of weights; of the first stretch, and the second
-    float2 stretches[SECTION_PAGES * 2][16];          // if there are more: maximum and squares, by the half they begin in
+    float finals[16][6];                              // pivot and sum of weights; of the first stretch, and the second
+    float2 stretches[SECTION_PAGES * 2][16];          // if there are more: pivot and squares, by the half they begin in
 };
 
 // Which of an item's queries a lane holds: up to two, of the first eight and of the next. What it
@@ -126,19 +126,19 @@ __device__ __forceinline__ void score_rows(HalfPage &own, SectionScratch &to, co
     }
 }
 
-// The maximum of a query's scores in each page, and in all pages up to each.
-struct PageMaxima {
-    float up_to[SECTION_PAGES];
-    __device__ __forceinline__ PageMaxima(const SectionScratch &from, int query, int n_pages) {
+// The pivot of a query after each page.
+struct PagePivots {
+    float after[SECTION_PAGES];
+    __device__ __forceinline__ PagePivots(const SectionScratch &from, int query, int n_pages) {
 #pragma unroll
         for (int p = 0; p < SECTION_PAGES; ++p)
-            up_to[p] = p < n_pages ? fmaxf(from.maxima[p][0][query], from.maxima[p][1][query]) : NEVER;
+            after[p] = p < n_pages ? fmaxf(from.maxima[p][0][query], from.maxima[p][1][query]) : NEVER;
 #pragma unroll
-        for (int p = 1; p < SECTION_PAGES; ++p) up_to[p] = fmaxf(up_to[p - 1], up_to[p]);
+        for (int p = 1; p < SECTION_PAGES; ++p) after[p] = raised(after[p - 1], after[p]);
     }
-    __device__ __forceinline__ float last() const { return up_to[SECTION_PAGES - 1]; }
+    __device__ __forceinline__ float last() const { return after[SECTION_PAGES - 1]; }
     // What the sums of the pages before a page are multiplied by.
-    __device__ __forceinline__ float shrink(int p) const { return exp2_of((p == 0 ? NEVER : up_to[p - 1]) - finite(up_to[p])); }
+    __device__ __forceinline__ float shrink(int p) const { return exp2_of((p == 0 ? NEVER : after[p - 1]) - finite(after[p])); }
 };
 
 // The squares from the last mark on, in a half of a page that has several inside. Not inlined, as
@@ -148,24 +148,26 @@ __device__ __noinline__ float squares_of_last(uint4 weights, u32 marks, int lane
     return squares_between(weights, lane % 4 * 2, 31 - __clz(marks), 32);
 }
 
-// Weights, against the maximum of all pages up to this one.
+// Weights, against the pivot after this page.
 __device__ __forceinline__ void weigh_rows(const HalfPage &own, SectionScratch &to, const Item &item, int lane) {
     const int c = lane % 4, half = own.page * 2 + own.half, cut = item.cuts[half];
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
         if (i == 1 && !own.queries.two) break;
         const int query = own.queries.of[i];
-        const float m = PageMaxima(to, query, own.page + 1).last();
+        const float m = PagePivots(to, query, own.page + 1).last();
         uint4 weights;
-        const float2 sum = weigh<true>(own.scores[i], finite(m), weights);
-        float2 squares = make_float2(sum.y, 0.0f);
-        if (cut < 32) {
+        const float sum = weigh(own.scores[i], finite(m), weights);
+        float2 squares = make_float2(0.0f, 0.0f);
+        if (cut >= 32) {
+            squares.x = sum_squares(weights);
+        } else {
             squares = cut_squares(weights, cut - c * 2);
             const u32 inside = item.marks[half] & ~1u;
             if (inside & (inside - 1)) squares.y = squares_of_last(weights, inside, lane);
         }
         to.probabilities[own.page][own.half][i][lane] = weights;
-        to.sums[0][own.page][own.half][query][c] = sum.x;
+        to.sums[0][own.page][own.half][query][c] = sum;
         to.sums[1][own.page][own.half][query][c] = squares.x;
         to.sums[2][own.page][own.half][query][c] = squares.y;
     }
@@ -209,7 +211,7 @@ struct ValueMasks {
 template <class Values>
 __device__ __forceinline__ void sum_values(float (&acc)[OWN_DIM_TILES][4], const SectionScratch &from, const OwnQueries &queries, int n_pages,
                                            const ValueMasks &masks, int warp, int lane, Values values) {
-    const PageMaxima maxima[2] = {PageMaxima(from, queries.of[0], n_pages), PageMaxima(from, queries.of[1], queries.two ? n_pages : 0)};
+    const PagePivots pivots[2] = {PagePivots(from, queries.of[0], n_pages), PagePivots(from, queries.of[1], queries.two ? n_pages : 0)};
     const u32 zero = unknown_zero();
     const u8 *near = values(0);
     HalfValues ahead;
@@ -217,7 +219,7 @@ __device__ __forceinline__ void sum_values(float (&acc)[OWN_DIM_TILES][4], const
 #pragma unroll
     for (int p = 0; p < SECTION_PAGES; ++p) {
         if (p >= n_pages) break;
-        const float shrink[2] = {maxima[0].shrink(p), maxima[1].shrink(p)};
+        const float shrink[2] = {pivots[0].shrink(p), pivots[1].shrink(p)};
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
             HalfValues now = ahead;
@@ -248,13 +250,13 @@ __device__ __forceinline__ bool is_folded(const Item &item) { return item.querie
 __device__ __forceinline__ void sum_weights(SectionScratch &scratch, const Item &item, int n_pages, int warp, int lane) {
     const int query = lane % 16, which = min(warp * 2 + lane / 16, 2); // of weights, of squares
     const int until = which == 1 ? item.first_pages : SECTION_PAGES;
-    const PageMaxima maxima(scratch, query, n_pages);
+    const PagePivots pivots(scratch, query, n_pages);
     float lanes[4] = {}, m = NEVER;
 #pragma unroll
     for (int p = 0; p < SECTION_PAGES; ++p) {
         if (p >= n_pages) break;
-        const float once = maxima.shrink(p), shrink = which == 0 ? once : p < until ? once * once : 1.0f;
-        if (p < until) m = maxima.up_to[p];
+        const float once = pivots.shrink(p), shrink = which == 0 ? once : p < until ? once * once : 1.0f;
+        if (p < until) m = pivots.after[p];
         const auto &halves = scratch.sums[which][p];
 #pragma unroll
         for (int i = 0; i < 4; ++i) lanes[i] = __fmaf_rn(lanes[i], shrink, halves[0][query][i] + halves[1][query][i]);
@@ -290,12 +292,12 @@ __device__ __noinline__ void sum_stretches(SectionScratch &scratch, const Item &
     const Stretch own(item, n_queries, warp * 2 + lane / 16, lane % 16);
     if (!own.there) return;
     const int head = item.marks[own.half] & ~1u ? 2 : 1; // which of the sums its first rows are in
-    float lanes[4] = {}, m = PageMaxima(scratch, own.query, warp).last();
+    float lanes[4] = {}, m = PagePivots(scratch, own.query, warp).last();
 #pragma unroll 1
     for (u32 p = warp; p < n_pages && own.takes >> (p * 2); ++p) {
         const u32 here = own.takes >> (p * 2);
         const float before = m;
-        m = fmaxf(m, fmaxf(scratch.maxima[p][0][own.query], scratch.maxima[p][1][own.query]));
+        m = raised(m, fmaxf(scratch.maxima[p][0][own.query], scratch.maxima[p][1][own.query]));
         const float once = exp2_of(before - finite(m)), shrink = once * once;
         const auto &one = scratch.sums[p * 2 == own.half ? head : 1][p][0][own.query];
         const auto &other = scratch.sums[p * 2 + 1 == own.half ? head : 1][p][1][own.query];
@@ -333,22 +335,55 @@ __device__ __noinline__ void leave_inner(const SectionScratch &from, const Item 
             const float squares = quad_sum(squares_between(weights, lane % 4 * 2, begin, end));
             const u32 first_cell = item.queries[row / GROUP % 8].cell;
             if (lane % 4 == 0 && nth < n_inner && row < n_queries && first_cell != NO_CELL)
-                cells.leave(row, first_cell + before + nth, PageMaxima(from, row, half / 2 + 1).last(), squares, from.finals[row]);
+                cells.leave(row, first_cell + before + nth, PagePivots(from, row, half / 2 + 1).last(), squares, from.finals[row]);
         }
     }
 }
 
 // ---- parts of a result -------------------------------------------------------------------------
-// A section's maximum and sum of weights; and a head's dimension folded from all of them.
+// A section's pivot and sum of weights; and a head's dimension folded from all of them.
 struct Part {
     float m, l;
 };
 struct Folded {
-    float sum = 0.0f, weight = 0.0f, top = NEVER;
+    float sum = 0.0f, weight = 0.0f, pivot = NEVER;
 };
 
+// The factors of parts in order, EACH of which a lane has, one after the other: from their pivots, and
+// the pivot of all before them. Returns that of all. Where a part raises it, all lanes hear of it.
+template <int EACH>
+__device__ __forceinline__ float factors_of(Factors (&factors)[EACH], const float (&pivots)[EACH], float pivot, int lane) {
+    float after[EACH];
+#pragma unroll
+    for (int i = 0; i < EACH; ++i) after[i] = pivot;
+    float before = pivot;
+    for (int next = 0;;) {
+        int raising = EACH; // the first of this lane's parts that does
+#pragma unroll
+        for (int i = EACH - 1; i >= 0; --i)
+            if (lane * EACH + i >= next && is_raised(pivot, pivots[i])) raising = i;
+        const u32 votes = __ballot_sync(FULL, raising < EACH);
+        if (votes == 0) break;
+        const int by = __ffs(votes) - 1;
+        float higher = pivots[0];
+#pragma unroll
+        for (int i = 1; i < EACH; ++i)
+            if (raising == i) higher = pivots[i];
+        pivot = __shfl_sync(FULL, higher, by);
+        const int part = by * EACH + (EACH > 1 ? __shfl_sync(FULL, raising, by) : 0);
+#pragma unroll
+        for (int i = 0; i < EACH; ++i)
+            if (lane * EACH + i >= part) after[i] = pivot;
+        if (lane * EACH > part) before = pivot;
+        next = part + 1;
+    }
+#pragma unroll
+    for (int i = 0; i < EACH; ++i) factors[i] = fold_factors(i == 0 ? before : after[i - 1], pivots[i], after[i]);
+    return pivot;
+}
+
 // Folds one dimension of one head per lane, parts in order: up to FOLDED_AT_ONCE from `first` on,
-// into what is folded already. `parts.weight(part, there)` gives a lane one part's maximum and
+// into what is folded already. `parts.weight(part, there)` gives a lane one part's pivot and
 // weight, `parts.sums(sums, part, last)` LOADS of its dimension from `part` on, none beyond `last`.
 // Where SUMS_FIRST, those of the very first parts are in `sums` already. Where LOADS is zero, only
 // weights are folded.
@@ -360,21 +395,15 @@ __device__ __forceinline__ void fold_some(Folded &whole, const Parts &parts, flo
     static_assert(FOLDED_AT_ONCE % AT_ONCE == 0 && FOLDED_AT_ONCE == 32, "a lane has a part's weight");
     const u32 count = min(FOLDED_AT_ONCE, n_parts - first);
     const Part part = parts.weight(first + lane, lane < count);
-    float after = fmaxf(whole.top, part.m);
-#pragma unroll
-    for (int step = 1; step < 32; step *= 2) {
-        const float left = __shfl_up_sync(FULL, after, step);
-        if (lane >= step) after = fmaxf(after, left);
-    }
-    const float left = __shfl_up_sync(FULL, after, 1);
-    const Factors factors = fold_factors(lane == 0 ? whole.top : left, part.m, after);
+    Factors factors[1];
+    whole.pivot = factors_of<1>(factors, {part.m}, whole.pivot, lane);
 #pragma unroll 1
     for (u32 j = 0; j < count; j += AT_ONCE) {
         if constexpr (LOADS > 0)
             if (!Parts::SUMS_FIRST || first + j > 0) parts.sums(sums, first + j, n_parts - 1);
 #pragma unroll
         for (int i = 0; i < AT_ONCE; ++i) {
-            const float a = __shfl_sync(FULL, factors.a, j + i), b = __shfl_sync(FULL, factors.b, j + i);
+            const float a = __shfl_sync(FULL, factors[0].a, j + i), b = __shfl_sync(FULL, factors[0].b, j + i);
             const float part_weight = __shfl_sync(FULL, part.l, j + i);
             if (j + i < count) {
                 whole.sum = fold(whole.sum, a, sums[i], b);
@@ -382,7 +411,6 @@ __device__ __forceinline__ void fold_some(Folded &whole, const Parts &parts, flo
             }
         }
     }
-    whole.top = __shfl_sync(FULL, after, 31);
 }
 // All of them. Where SUMS_FIRST, the first sums are asked for before any weight, so that both are
 // on their way at once.
@@ -396,8 +424,8 @@ template <int LOADS, class Parts> __device__ __forceinline__ Folded fold_parts(c
     return whole;
 }
 
-// The squared probabilities of a cell's rows, from its maximum and the sum of its squared weights.
+// The squared probabilities of a cell's rows, from its pivot and the sum of its squared weights.
 __device__ __forceinline__ float part_share(const Folded &whole, float m, float squares) {
-    const float scale = exp2_of(m - whole.top) / whole.weight;
+    const float scale = exp2_of(m - whole.pivot) / whole.weight;
     return squares * scale * scale;
 }

@@ -12,9 +12,9 @@
 constexpr u32 MOST_LOOKS = 1u << 24; // some seconds: then the launch fails instead of hanging
 
 // What one part of one head is: its sums; then for every 32 of them, which one warp reads, the
-// maximum and the weight. What one cell of one head is, for its share of attention: the maximum and
+// pivot and the weight. What one cell of one head is, for its share of attention: the pivot and
 // the squares.
-static_assert(SENT_ROW == DIM + 2 * DIM_UNITS, "sums, then a maximum and a weight for every 32");
+static_assert(SENT_ROW == DIM + 2 * DIM_UNITS, "sums, then a pivot and a weight for every 32");
 
 __device__ __forceinline__ bool is_sent(float word) { return __float_as_uint(word) != NOTHING; }
 __device__ __forceinline__ void send(float *at, float value) {

@@ -1,13 +1,13 @@
 // Attention over pages of 64 rows, in one order for one token or a thousand.
 //
 // SECTION_PAGES pages of a span are a *section*; a span may begin in the middle of its first page.
-// Inside a section pages are taken in order: (m, l, acc) is the running maximum, the sum of weights
-// and the weighted sum of values, rescaled page by page. Sections are then folded in the order of
+// Inside a section pages are taken in order: (m, l, acc) is the pivot, the sum of weights and the
+// weighted sum of values, rescaled where the pivot rises. Sections are then folded in the order of
 // the spans. Both attend kernels use the functions below, so where a token is computed does not
 // show. A *cell* is what a section and a stretch between two marks have in common: the squares of
 // its rows' weights are summed in the order of the section's own sums, with all other weights taken
-// as zero, up to the last page that the stretch has rows in. Its maximum is that of all pages up to
-// that one, so that pages of later stretches do not rescale it. A score tile is 16 queries x 64
+// as zero, up to the last page that the stretch has rows in. Its pivot is that after this page, so
+// that pages of later stretches do not rescale it. A score tile is 16 queries x 64
 // rows: lane 4g + c holds queries g and g + 8, and of each eighth of the page rows 2c, 2c + 1.
 // Weights enter the value product in bf16; the definition does not round them (docs/kernels.md).
 #pragma once
@@ -17,8 +17,17 @@
 constexpr int DIM_UNITS = DIM / 32, DIM_TILES = DIM / 8;
 constexpr int QUERY_STRIDE = DIM + 8; // elements of a query in shared memory; the gap spreads banks
 
-// A maximum that can be subtracted: of no rows at all it is minus infinity.
-__device__ __forceinline__ float finite(float m) { return m == NEVER ? 0.0f : m; }
+// Scores are weighed against a *pivot*, in units of log2. It is the largest score of a section's first
+// page, until a page has one that is more than SLACK above it: then it rises to that page's largest.
+// In other online softmaxes it rises with every larger score, and sums are rescaled for most pages;
+// but large floats are as precise as small ones. Weights are at most 2^40, so a section's sums of 256
+// weights or squares are at most 2^88; so are sums of weights when sections are folded, by the same
+// rule, into others whose pivot is up to SLACK below theirs.
+constexpr float SLACK = 40.0f;
+__device__ __forceinline__ bool is_raised(float pivot, float top) { return top > pivot + SLACK; }
+__device__ __forceinline__ float raised(float pivot, float top) { return is_raised(pivot, top) ? top : pivot; }
+// A pivot that can be subtracted: of no rows at all it is minus infinity.
+__device__ __forceinline__ float finite(float pivot) { return pivot == NEVER ? 0.0f : pivot; }
 
 // Rows that are not seen weigh nothing. Products are scaled, to units of log2, when they are
 // weighed.
@@ -37,29 +46,24 @@ __device__ __forceinline__ float add_squares(float squares, u32 pair) {
     return __fmaf_rn(low(pair), low(pair), __fmaf_rn(high(pair), high(pair), squares));
 }
 
-// The sum of a lane's rounded weights of half a page, and of their squares: of rounded ones, so that
-// what is divided by them adds up to one.
-template <bool SQUARES> __device__ __forceinline__ float2 sum_weights(uint4 weights) {
-    const u32 w[4] = {weights.x, weights.y, weights.z, weights.w};
-    float sum = 0.0f, squares = 0.0f;
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-        sum += low(w[i]);
-        sum += high(w[i]);
-        if (SQUARES) squares = add_squares(squares, w[i]);
-    }
-    return make_float2(sum, squares);
+// What the weight of a score is a power of two of, against a pivot that is finite.
+__device__ __forceinline__ float exponent_of(float product, float pivot) { return __fmaf_rn(product, SCALE_LOG2, -pivot); }
+// The sum of a lane's eight weights of half a page, of which `of(i)` is one: before they are rounded.
+template <class Of> __device__ __forceinline__ float sum_weights(Of of) {
+    return ((of(0) + of(1)) + (of(2) + of(3))) + ((of(4) + of(5)) + (of(6) + of(7)));
 }
-// The weights of half a page for one query: four pairs of scores in; rounded weights and their sums
-// out.
-template <bool SQUARES>
-__device__ __forceinline__ float2 weigh(const float (&pairs)[8], float m, uint4 &weights) {
-    u32 w[4];
+// The sum of their squares, of rounded ones.
+__device__ __forceinline__ float sum_squares(uint4 weights) {
+    return add_squares(add_squares(add_squares(add_squares(0.0f, weights.x), weights.y), weights.z), weights.w);
+}
+// The weights of half a page for one query: four pairs of scores in; rounded weights and the sum of
+// weights out.
+__device__ __forceinline__ float weigh(const float (&pairs)[8], float pivot, uint4 &weights) {
+    float w[8];
 #pragma unroll
-    for (int i = 0; i < 4; ++i)
-        w[i] = round_pair(exp2_of(__fmaf_rn(pairs[2 * i], SCALE_LOG2, -m)), exp2_of(__fmaf_rn(pairs[2 * i + 1], SCALE_LOG2, -m)));
-    weights = make_uint4(w[0], w[1], w[2], w[3]);
-    return sum_weights<SQUARES>(weights);
+    for (int i = 0; i < 8; ++i) w[i] = exp2_of(exponent_of(pairs[i], pivot));
+    weights = make_uint4(round_pair(w[0], w[1]), round_pair(w[2], w[3]), round_pair(w[4], w[5]), round_pair(w[6], w[7]));
+    return sum_weights([&](int i) { return w[i]; });
 }
 
 // Squares of rows before `cut` and from it on, summed as `weigh` does. It is counted from the
@@ -105,9 +109,10 @@ __device__ __forceinline__ uint4 masked(uint4 v, uint4 mask) {
     return make_uint4(v.x & mask.x, v.y & mask.y, v.z & mask.z, v.w & mask.w);
 }
 
-// total = total * a + part * b, and the factors of a fold: of what is there, and of what comes.
+// total = total * a + part * b, and the factors of a fold: of what is there, and of what comes. The
+// former is one where the pivot stays.
 __device__ __forceinline__ float fold(float total, float a, float part, float b) {
-    return __fmaf_rn(total, a, __fmul_rn(part, b));
+    return __fmaf_rn(part, b, __fmul_rn(total, a));
 }
 struct Factors {
     float a, b;

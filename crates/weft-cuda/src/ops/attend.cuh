@@ -30,8 +30,8 @@ struct Attended {
     float *sent;    // f32 [partials][HEADS][SENT_ROW]: parts that blocks of one launch hand to one another (sent.cuh)
     float *sent_cells; // f32 [cells][HEADS][2]: cells that they do
     float *sums;    // f32 [partials][HEADS][DIM]: weighted sums of values, for attend_fold
-    float2 *weights; // f32 [partials][HEADS]: maximum and sum of weights
-    float2 *cells;  // f32 [cells][HEADS]: maximum and sum of the weights' squares, of attend_block
+    float2 *weights; // f32 [partials][HEADS]: pivot and sum of weights
+    float2 *cells;  // f32 [cells][HEADS]: pivot and sum of the weights' squares, of attend_block
     float *shares;  // f32 [cells][HEADS]: squared probabilities of each cell's rows, added over layers
 };
 

@@ -40,22 +40,25 @@ __device__ __forceinline__ void take_page(Running &state, const u8 *page, const 
     float products[8][4] = {};
     score_eighths(products, page, queries, 0, first, seen, lane);
     float shrink[2];
-    raise_maxima(state, products, shrink);
-    shrink_sums(state, shrink);
+    if (raise_pivots(state, products, shrink)) shrink_sums(state, shrink);
     const uint4 *values = (const uint4 *)(page + SIDE_BYTES) + lane;
-    float2 weights[2][2];
+    float sums[2][2], squares[2][2];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
         uint4 p[2]; // upper and lower
 #pragma unroll
-        for (int i = 0; i < 2; ++i) weights[half][i] = weigh_half<SQUARES>(products + half * 4, i, state.m[i], p[i]);
+        for (int i = 0; i < 2; ++i) {
+            sums[half][i] = weigh_half(products + half * 4, i, state.m[i], p[i]);
+            if (SQUARES) squares[half][i] = sum_squares(p[i]);
+        }
 #pragma unroll
         for (int tile = 0; tile < DIM_TILES; ++tile) {
             const uint4 unit = values[(tile * 2 + half) * UNIT];
             mma32(state.acc[tile], p[0], p[1], unit);
         }
     }
-    add_weights<SQUARES>(state, shrink, weights);
+    add_weights(state, shrink, sums);
+    if (SQUARES) add_squares(state, shrink, squares);
 }
 
 // The squares of a page that marks cut, after it was taken: its weights are made once more, because
@@ -69,7 +72,7 @@ __device__ __forceinline__ void take_stretches(Running &state, CutPage &cut, con
         float products[4][4] = {};
         score_eighths(products, page, queries, half * 4, first, seen, lane);
 #pragma unroll
-        for (int i = 0; i < 2; ++i) weigh_half<false>(products, i, state.m[i], cut.weights[half][i][lane]);
+        for (int i = 0; i < 2; ++i) weigh_half(products, i, state.m[i], cut.weights[half][i][lane]);
     }
     cut_stretches(state, cut, marks, lane, leave);
 }

@@ -7,11 +7,11 @@
 #include "kernels/tiled.cuh"
 #include "ops/attend.cuh"
 
-// What the squares of a page that marks cut are added up from: maxima and squares from before it,
+// What the squares of a page that marks cut are added up from: pivots and squares from before it,
 // then its rounded weights. A warp keeps them where it turned its queries, which are in registers
 // by then.
 struct CutPage {
-    float before[2][2][32]; // maximum and squares, upper and lower
+    float before[2][2][32]; // pivot and squares, upper and lower
     uint4 weights[2][2][32]; // half, upper and lower
 };
 constexpr int TURNED_STRIDE = QUERY_STRIDE < 80 ? 80 : QUERY_STRIDE;
@@ -99,22 +99,33 @@ __device__ __forceinline__ void mask_eighths(float (&products)[EIGHTHS][4], int 
     }
 }
 
-// The maxima after a page, from those of its lanes' products, and what sums from before it shrink by.
-__device__ __forceinline__ void raise_maxima(Running &state, const float (&tops)[2], float (&shrink)[2]) {
+// The pivots after a page, from the largest of its lanes' products, and what sums from before it shrink
+// by. Whether any is raised: if not, nothing shrinks.
+__device__ __forceinline__ bool raise_pivots(Running &state, const float (&tops)[2], float (&shrink)[2]) {
+    shrink[0] = shrink[1] = 1.0f;
+    const auto raises = [&](int i) { return is_raised(state.m[i], tops[i] * SCALE_LOG2); };
+    if (!__any_sync(FULL, raises(0) || raises(1))) return false;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-        const float after = fmaxf(state.m[i], quad_max(tops[i]) * SCALE_LOG2);
+        const float after = raised(state.m[i], quad_max(tops[i]) * SCALE_LOG2);
         shrink[i] = exp2_of(state.m[i] - finite(after));
         state.m[i] = after;
     }
+    return true;
 }
-__device__ __forceinline__ void raise_maxima(Running &state, const float (&products)[8][4], float (&shrink)[2]) {
+// Those of a section's first page: there is nothing that could shrink.
+__device__ __forceinline__ bool begin_pivots(Running &state, const float (&tops)[2], float (&shrink)[2]) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) state.m[i] = quad_max(tops[i]) * SCALE_LOG2, shrink[i] = 0.0f;
+    return false;
+}
+__device__ __forceinline__ bool raise_pivots(Running &state, const float (&products)[8][4], float (&shrink)[2]) {
     float tops[2] = {NEVER, NEVER};
 #pragma unroll
     for (int i = 0; i < 2; ++i)
 #pragma unroll
         for (int tile = 0; tile < 8; ++tile) tops[i] = fmaxf(tops[i], fmaxf(products[tile][i * 2], products[tile][i * 2 + 1]));
-    raise_maxima(state, tops, shrink);
+    return raise_pivots(state, tops, shrink);
 }
 __device__ __forceinline__ void shrink_sums(Running &state, const float (&shrink)[2]) {
 #pragma unroll
@@ -122,24 +133,23 @@ __device__ __forceinline__ void shrink_sums(Running &state, const float (&shrink
 #pragma unroll
         for (int e = 0; e < 4; ++e) state.acc[tile][e] = __fmul_rn(state.acc[tile][e], shrink[e / 2]);
 }
-// The sums of a page's weights, by halves.
-template <bool SQUARES>
-__device__ __forceinline__ void add_weights(Running &state, const float (&shrink)[2], const float2 (&weights)[2][2]) {
+// The sums of a page's weights, and of their squares, by halves.
+__device__ __forceinline__ void add_weights(Running &state, const float (&shrink)[2], const float (&halves)[2][2]) {
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-        state.l[i] = __fmaf_rn(state.l[i], shrink[i], weights[0][i].x + weights[1][i].x);
-        if (SQUARES) state.squares[i] = __fmaf_rn(state.squares[i], shrink[i] * shrink[i], weights[0][i].y + weights[1][i].y);
-    }
+    for (int i = 0; i < 2; ++i) state.l[i] = __fmaf_rn(state.l[i], shrink[i], halves[0][i] + halves[1][i]);
+}
+__device__ __forceinline__ void add_squares(Running &state, const float (&shrink)[2], const float (&halves)[2][2]) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) state.squares[i] = __fmaf_rn(state.squares[i], shrink[i] * shrink[i], halves[0][i] + halves[1][i]);
 }
 
 // The weights of half a page for one of a lane's queries, from the scores of its eighths, and their
-// sums.
-template <bool SQUARES>
-__device__ __forceinline__ float2 weigh_half(const float (*eighths)[4], int i, float m, uint4 &weights) {
+// sum.
+__device__ __forceinline__ float weigh_half(const float (*eighths)[4], int i, float pivot, uint4 &weights) {
     float pairs[8];
 #pragma unroll
     for (int e = 0; e < 8; ++e) pairs[e] = eighths[e / 2][i * 2 + e % 2];
-    return weigh<SQUARES>(pairs, finite(m), weights);
+    return weigh(pairs, finite(pivot), weights);
 }
 
 // The squares of a page that marks cut, from its weights. Calls `leave()` at each mark, when those of
@@ -162,18 +172,28 @@ __device__ __forceinline__ void cut_stretches(Running &state, const CutPage &cut
     }
 }
 
-// Adds a section to those before it: its weighted sums, its maxima and its lanes' sums of weights.
+// Adds a section to those before it: its weighted sums, its pivots and its lanes' sums of weights.
+// What is there is seldom rescaled, as in `fold` with a factor of one.
 __device__ __forceinline__ void fold_section(Running &total, const float (&acc)[DIM_TILES][4], const float (&m)[2], const float (&l)[2]) {
+    if (__any_sync(FULL, is_raised(total.m[0], m[0]) || is_raised(total.m[1], m[1]))) {
+        float shrink[2];
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            const float after = raised(total.m[i], m[i]);
+            shrink[i] = exp2_of(total.m[i] - finite(after));
+            total.l[i] = __fmul_rn(total.l[i], shrink[i]);
+            total.m[i] = after;
+        }
+        shrink_sums(total, shrink);
+    }
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-        const float whole = quad_sum(l[i]), after = fmaxf(total.m[i], m[i]);
-        const Factors factors = fold_factors(total.m[i], m[i], after);
+        const float whole = quad_sum(l[i]), by = exp2_of(m[i] - finite(total.m[i]));
 #pragma unroll
         for (int t = 0; t < DIM_TILES; ++t)
 #pragma unroll
-            for (int e = 0; e < 2; ++e) total.acc[t][i * 2 + e] = fold(total.acc[t][i * 2 + e], factors.a, acc[t][i * 2 + e], factors.b);
-        total.l[i] = fold(total.l[i], factors.a, whole, factors.b);
-        total.m[i] = after;
+            for (int e = 0; e < 2; ++e) total.acc[t][i * 2 + e] = __fmaf_rn(acc[t][i * 2 + e], by, total.acc[t][i * 2 + e]);
+        total.l[i] = __fmaf_rn(whole, by, total.l[i]);
     }
 }
 
@@ -216,7 +236,7 @@ __device__ __forceinline__ void leave_cell(const Running &state, const QueryTile
     }
 }
 
-// Leaves what a warp's queries attended to, and the maxima and sums of their weights in `finals`.
+// Leaves what a warp's queries attended to, and the pivots and sums of their weights in `finals`.
 __device__ __forceinline__ void leave_result(const Running &total, const Step &step, const QueryTile &tile, const int (&rows)[2], int kv_head,
                                              const Attended &to, float (*finals)[2], int lane) {
     const int c = lane % 4;

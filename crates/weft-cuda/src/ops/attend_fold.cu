@@ -24,7 +24,7 @@ __device__ __forceinline__ void merge(const Step &step, u32 token, u32 n_parts, 
     const int lane = threadIdx.x % 32, d = threadIdx.x % DIM;
     for (int g = threadIdx.x / DIM; g < GROUP && threadIdx.x < AT_ONCE * DIM; g += AT_ONCE) {
         const int head = kv_head * GROUP + g;
-        // The maximum and the squares of a lane's cell, asked for one fold ahead.
+        // The pivot and the squares of a lane's cell, asked for one fold ahead.
         const auto ask = [&](u32 cell, float &m, float &squares) {
             if (cell >= n_cells) return;
             const float *at = (const float *)(to.cells + (first_cell + cell) * HEADS + head);

@@ -64,10 +64,6 @@ struct SeenRows {
     u32 before, n;
     __device__ __forceinline__ SeenRows(int seen, int first, int lane) : before(lane % 4 * 2 - first), n(max(seen, first) - first) {}
     __device__ __forceinline__ bool has(int eighth, int e) const { return before + eighth * 8 + e < n; } // rows before `first` wrap round
-    __device__ __forceinline__ uint4 mask(int half) const {
-        const auto pair = [&](int i) { return (has(half * 4 + i, 0) ? 0xffffu : 0u) | (has(half * 4 + i, 1) ? 0xffff0000u : 0u); };
-        return make_uint4(pair(0), pair(1), pair(2), pair(3));
-    }
 };
 // Four maxima side by side: one after the other would wait for one another.
 template <class Rows> __device__ __forceinline__ float top_of(const float (&products)[8][4], int i, const Rows &rows) {
@@ -78,10 +74,24 @@ template <class Rows> __device__ __forceinline__ float top_of(const float (&prod
     return fmaxf(fmaxf(tops[0], tops[1]), fmaxf(tops[2], tops[3]));
 }
 
-// Weights of half a page for one of a lane's queries, rounded.
-__device__ __forceinline__ uint4 round_half(const float (*eighths)[4], int i) {
-    const auto pair = [&](int e) { return round_pair(eighths[e][i * 2], eighths[e][i * 2 + 1]); };
-    return make_uint4(pair(0), pair(1), pair(2), pair(3));
+// Exponents of half a page become weights, for one of a lane's queries. Rows that are not seen weigh
+// nothing.
+template <class Rows>
+__device__ __forceinline__ void weigh_exponents(float (&exponents)[8][4], int half, int i, const Rows &rows) {
+#pragma unroll
+    for (int eighth = half * 4; eighth < half * 4 + 4; ++eighth)
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+            float &weight = exponents[eighth][i * 2 + e];
+            weight = exp2_of(weight);
+            if (!rows.has(eighth, e)) weight = 0.0f;
+        }
+}
+// Rounds the weights, and returns their sum.
+__device__ __forceinline__ float round_half(const float (&weights)[8][4], int half, int i, uint4 &rounded) {
+    const auto of = [&](int e) { return weights[half * 4 + e / 2][i * 2 + e % 2]; };
+    rounded = make_uint4(round_pair(of(0), of(1)), round_pair(of(2), of(3)), round_pair(of(4), of(5)), round_pair(of(6), of(7)));
+    return sum_weights(of);
 }
 
 // Operands in shared memory are described by words whose upper halves are all the same. Only the lower
@@ -117,16 +127,24 @@ __device__ __forceinline__ void begin_values(Running &state, const uint4 (&weigh
     products_commit();
 }
 
-// What a group must know of a section: all but its pages. It is read one section ahead.
+// What a group must know of a section: all but its pages. It is read one section ahead, and taken apart
+// only then: whoever takes it apart waits for it.
 struct SectionView {
-    u32 position, home;
-    u16 n_rows, first, n_marks, cell;
-    __device__ __forceinline__ explicit SectionView(const SectionHead &head)
-        : position(head.position), home(head.home), n_rows(head.n_rows), first(head.first), n_marks(head.n_marks), cell(head.cell) {}
-    __device__ __forceinline__ int moved() const { return (int)home - (int)position; }
+    u32 words[4];
+    __device__ __forceinline__ explicit SectionView(const SectionHead &head) {
+        static_assert(sizeof(SectionHead) == (SECTION_PAGES + 4) * 4, "four words follow the pages");
+#pragma unroll
+        for (int i = 0; i < 4; ++i) words[i] = ((const u32 *)&head)[SECTION_PAGES + i];
+    }
+    __device__ __forceinline__ int position() const { return words[0]; }
+    __device__ __forceinline__ int moved() const { return words[1] - words[0]; }
+    __device__ __forceinline__ int n_rows() const { return words[2] & 0xffff; }
+    __device__ __forceinline__ int first() const { return words[2] >> 16; }
+    __device__ __forceinline__ int n_marks() const { return words[3] & 0xffff; }
+    __device__ __forceinline__ u32 cell() const { return words[3] >> 16; }
     // The position that row 0 would have, and pages up to a position.
-    __device__ __forceinline__ int begin() const { return (int)position - first; }
-    __device__ __forceinline__ int pages_to(int last) const { return (min(last + 1 - begin(), (int)n_rows) + PAGE_ROWS - 1) / PAGE_ROWS; }
+    __device__ __forceinline__ int begin() const { return position() - first(); }
+    __device__ __forceinline__ int pages_to(int last) const { return (min(last + 1 - begin(), n_rows()) + PAGE_ROWS - 1) / PAGE_ROWS; }
 };
 
 // The last page's weights, by halves, upper and lower; what the sums before it shrank by; its marks.
@@ -156,7 +174,7 @@ struct Attender {
     const Section *sections;
     int kv_head, warp, lane, last_position;
     int rows[2], positions[2];
-    int least;      // of the warp's positions
+    int least;      // of the group's positions
     bool has_cells; // whether this warp has any of the lane's last token
     u32 taken;      // pages so far
     u32 cell;       // the next that is left
@@ -164,6 +182,13 @@ struct Attender {
     // the address of the barriers: found once, and the same in all lanes.
     u32 queries, first_keys, first_values, barriers;
 
+    // All warps of a group find the same: they must run the same products.
+    __device__ __forceinline__ void find_least() {
+        const int first = warp / 4 * 64 + lane, theirs[2] = {first, first + 32};
+        int found[2];
+        find_positions(found, step, tile, theirs);
+        least = __reduce_min_sync(FULL, min(found[0], found[1]));
+    }
     __device__ __forceinline__ void find_places() {
         const auto same = [](u32 word) { return __reduce_min_sync(FULL, word); };
         const auto lower = [](const u8 *at) { return (u32)swizzled(shared_address(at)); };
@@ -175,6 +200,7 @@ struct Attender {
     __device__ __forceinline__ u32 barrier(const u64 (&all)[PAGE_STAGES], u32 page) const {
         return barriers + (u32)((const u8 *)all - (const u8 *)&at) + stage(page) * sizeof(u64);
     }
+    __device__ __forceinline__ bool is_there(const u64 (&full)[PAGE_STAGES], u32 page) const { return barrier_test(barrier(full, page), page / PAGE_STAGES % 2); }
     __device__ __forceinline__ void await(const u64 (&full)[PAGE_STAGES], u32 page) const { barrier_wait(barrier(full, page), page / PAGE_STAGES % 2); }
     __device__ __forceinline__ void release(const u64 (&empty)[PAGE_STAGES], u32 page) const {
         if (lane == 0) barrier_arrive(barrier(empty, page));
@@ -195,9 +221,9 @@ struct Attender {
 
     // The marks inside a page; a stretch that ends with the page before is left.
     __device__ __forceinline__ u64 take_marks(Running &state, CutPage &cut, const SectionView &section, const u32 *all_marks, int page) {
-        const int most = min(last_position + 1 - section.begin(), (int)section.n_rows);
+        const int most = min(last_position + 1 - section.begin(), section.n_rows());
         u64 marks = 0;
-        if (has_cells && section.n_marks > 0) marks = all_marks[page * 2] | (u64)all_marks[page * 2 + 1] << 32;
+        if (has_cells && section.n_marks() > 0) marks = all_marks[page * 2] | (u64)all_marks[page * 2 + 1] << 32;
         if (most < (page + 1) * PAGE_ROWS) marks &= (1ull << (most - page * PAGE_ROWS)) - 1;
         if (marks & 1) leave(state);
         marks &= ~1ull;
@@ -207,15 +233,15 @@ struct Attender {
         return marks;
     }
 
-    // Adds up the weights of the page before, while its weighted sums run.
-    template <bool SQUARES> __device__ __forceinline__ void settle(Running &state, const Weighed &last) {
-        float2 sums[2][2];
+    // Adds up the squares of the page before, while its weighted sums run.
+    __device__ __forceinline__ void settle(Running &state, const Weighed &last) {
+        float squares[2][2];
 #pragma unroll
         for (int half = 0; half < 2; ++half)
 #pragma unroll
-            for (int i = 0; i < 2; ++i) sums[half][i] = sum_weights<SQUARES>(last.weights[half][i]);
-        add_weights<SQUARES>(state, last.shrink, sums);
-        if (SQUARES && last.marks != 0) {
+            for (int i = 0; i < 2; ++i) squares[half][i] = sum_squares(last.weights[half][i]);
+        add_squares(state, last.shrink, squares);
+        if (last.marks != 0) {
             CutPage &cut = memory.cuts[warp];
 #pragma unroll
             for (int half = 0; half < 2; ++half)
@@ -225,54 +251,52 @@ struct Attender {
         }
     }
 
-    // One page, whose scores are there; those before `n_full` are seen whole by all queries of the warp.
-    // `go_on` is called before the scores of the next page begin, and `finish` when the weighted sums of
-    // the page before are there.
-    template <bool SQUARES, bool FIRST, class Finish, class GoOn>
+    // One page, whose scores are there. WHOLE: all queries of the group see all of its rows. `go_on` is
+    // called before the scores of the next page begin, and told whether its keys are there; `finish` when
+    // the weighted sums of the page before are there. What is asked of barriers comes long before it is
+    // needed, because an answer takes as long as a product.
+    template <bool SQUARES, bool FIRST, bool WHOLE, class Finish, class GoOn>
     __device__ __forceinline__ void take_page(Running &state, float (&products)[8][4], Weighed &last, const SectionView &section, const u32 *all_marks,
-                                              int page, int n_full, Finish finish, GoOn go_on) {
+                                              int page, Finish finish, GoOn go_on) {
+        const bool keys_there = is_there(at.keys_full, taken + 1), values_there = is_there(at.values_full, taken);
         if (SQUARES) last.marks = take_marks(state, memory.cuts[warp], section, all_marks, page);
-        const int first = FIRST ? section.first : 0, begin = section.begin();
-        // Scores that are not seen stay as they are: sums still run, and the compiler must not touch
-        // what products leave. They count for nothing in the maxima, and have no weights.
-        const bool is_cut = first > 0 || page >= n_full;
-        const auto seen = [&](int i) { return SeenRows(min(positions[i] + 1 - begin, (int)section.n_rows) - page * PAGE_ROWS, first, lane); };
-        float tops[2];
-        if (is_cut) tops[0] = top_of(products, 0, seen(0)), tops[1] = top_of(products, 1, seen(1));
-        else tops[0] = top_of(products, 0, AllRows()), tops[1] = top_of(products, 1, AllRows());
-        raise_maxima(state, tops, last.shrink);
+        // Scores that are not seen raise no pivot, and weigh nothing.
+        const auto rows = [&](int i) {
+            if constexpr (WHOLE) return AllRows();
+            else return SeenRows(min(positions[i] + 1 - section.begin(), section.n_rows()) - page * PAGE_ROWS, FIRST ? section.first() : 0, lane);
+        };
+        const float tops[2] = {top_of(products, 0, rows(0)), top_of(products, 1, rows(1))};
+        const bool shrinks = FIRST ? begin_pivots(state, tops, last.shrink) : raise_pivots(state, tops, last.shrink);
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
-            const float m = finite(state.m[i]);
+            const float pivot = finite(state.m[i]);
 #pragma unroll
             for (int tile = 0; tile < 8; ++tile)
 #pragma unroll
-                for (int e = 0; e < 2; ++e) products[tile][i * 2 + e] = exp2_of(__fmaf_rn(products[tile][i * 2 + e], SCALE_LOG2, -m));
+                for (int e = 0; e < 2; ++e) products[tile][i * 2 + e] = exponent_of(products[tile][i * 2 + e], pivot);
         }
+        weigh_exponents(products, 0, 0, rows(0)), weigh_exponents(products, 0, 1, rows(1));
         hold(*(float (*)[32])products);
-        go_on();
+        go_on(keys_there);
         products_await<0>();
         hold(*(float (*)[DIM / 2])state.acc);
-        uint4 (&weights)[2][2] = last.weights;
+        if (!FIRST || taken > 0) release(at.values_empty, taken - 1);
+        weigh_exponents(products, 1, 0, rows(0)), weigh_exponents(products, 1, 1, rows(1));
+        float sums[2][2];
 #pragma unroll
         for (int half = 0; half < 2; ++half)
 #pragma unroll
-            for (int i = 0; i < 2; ++i) weights[half][i] = round_half(products + half * 4, i);
-        if (is_cut)
-#pragma unroll
-            for (int half = 0; half < 2; ++half)
-#pragma unroll
-                for (int i = 0; i < 2; ++i) weights[half][i] = masked(weights[half][i], seen(i).mask(half));
-#pragma unroll
-        for (int half = 0; half < 2; ++half)
-#pragma unroll
-            for (int i = 0; i < 2; ++i) hold_words(weights[half][i]);
+            for (int i = 0; i < 2; ++i) {
+                sums[half][i] = round_half(products, half, i, last.weights[half][i]);
+                hold_words(last.weights[half][i]);
+            }
+        add_weights(state, last.shrink, sums);
         begin_scores(products, queries, keys(taken + 1));
-        await(at.values_full, taken);
+        if (!values_there) await(at.values_full, taken);
         finish();
-        if (!FIRST) shrink_sums(state, last.shrink);
+        if (!FIRST && shrinks) shrink_sums(state, last.shrink);
         hold(*(float (*)[DIM / 2])state.acc);
-        begin_values(state, weights, values(taken), !FIRST);
+        begin_values(state, last.weights, values(taken), !FIRST);
         products_await<1>();
         hold(*(float (*)[32])products);
         release(at.keys_empty, taken + 1);
@@ -302,40 +326,47 @@ struct Attender {
         for (const u32 first = s; s < end; ++s) {
             const SectionView section = next;
             const u32 *marks = sections[s].marks;
-            const int n_pages = section.pages_to(last_position), n_full = min(least + 1 - section.begin(), (int)section.n_rows) / PAGE_ROWS;
+            const int n_pages = section.pages_to(last_position);
+            const int n_whole = min(min(least + 1 - section.begin(), section.n_rows()) / PAGE_ROWS, n_pages);
             const bool is_last = s + 1 == end;
             if (!is_last) next = SectionView(sections[s + 1]);
-            const auto begin_section = [&] {
-                if (is_last) return;
-                if (next.moved() != turned_by) turn(turned_by = next.moved(), rope, q);
-                await(at.keys_full, taken + 1);
+            const auto go_on = [&](int page, bool keys_there) {
+                if (page + 1 == n_pages) {
+                    if (is_last) return;
+                    if (next.moved() != turned_by) turn(turned_by = next.moved(), rope, q);
+                }
+                if (!keys_there) await(at.keys_full, taken + 1);
             };
-            settle<SQUARES>(state, last);
+            if (SQUARES) settle(state, last);
             if (SQUARES && has_cells && s > first) leave(state);
-            cell = tile.cell + section.cell;
+            cell = tile.cell + section.cell();
             const float m[2] = {state.m[0], state.m[1]}, l[2] = {state.l[0], state.l[1]};
             state.clear_weights();
-            take_page<SQUARES, true>(state, products, last, section, marks, 0, n_full, [&] {
+            const auto finish_section = [&] {
                 if (s == first) return;
-                release(at.values_empty, taken - 1);
                 if (gridDim.y > 1) leave_part(state.acc, m, l, step, tile, s - 1, rows, kv_head, to, lane);
                 else fold_section(total, state.acc, m, l);
-            }, [&] {
-                if (n_pages == 1) begin_section();
-                else await(at.keys_full, taken + 1);
-            });
+            };
+            const auto go_on_first = [&](bool there) { go_on(0, there); };
+            if (section.first() == 0 && n_whole > 0) take_page<SQUARES, true, true>(state, products, last, section, marks, 0, finish_section, go_on_first);
+            else take_page<SQUARES, true, false>(state, products, last, section, marks, 0, finish_section, go_on_first);
+            int page = 1;
 #pragma unroll 1
-            for (int page = 1; page < n_pages; ++page) {
-                settle<SQUARES>(state, last);
-                take_page<SQUARES, false>(state, products, last, section, marks, page, n_full, [&] { release(at.values_empty, taken - 1); }, [&] {
-                    if (page + 1 == n_pages) begin_section();
-                    else await(at.keys_full, taken + 1);
-                });
+            for (; page < n_whole; ++page) {
+                if (SQUARES) settle(state, last);
+                take_page<SQUARES, false, true>(state, products, last, section, marks, page, [] {},
+                                                [&](bool there) { go_on(page, there); });
+            }
+#pragma unroll 1
+            for (; page < n_pages; ++page) {
+                if (SQUARES) settle(state, last);
+                take_page<SQUARES, false, false>(state, products, last, section, marks, page, [] {},
+                                                 [&](bool there) { go_on(page, there); });
             }
         }
         products_await<0>();
         hold(*(float (*)[DIM / 2])state.acc);
-        settle<SQUARES>(state, last);
+        if (SQUARES) settle(state, last);
         if (SQUARES && has_cells) leave(state);
         if (gridDim.y > 1) return leave_part(state.acc, state.m, state.l, step, tile, end - 1, rows, kv_head, to, lane);
         fold_section(total, state.acc, state.m, state.l);
@@ -395,16 +426,16 @@ __device__ __forceinline__ void attend_tile(const Step &step, const float2 *rope
     }
     __syncthreads();
     if (group == 2) {
-        leave_registers<PAGES_LAID ? 40 : 56>();
+        leave_registers<PAGES_LAID ? 24 : 56>();
         if constexpr (!PAGES_LAID) bring_units(at, memory, PageWalk(sections, first, end, last_position), (const u16 *)pages, kv_head, warp - ATTENDERS, lane);
         else if (warp == ATTENDERS) bring_laid(at, memory, PageWalk(sections, first, end, last_position), pages, kv_head, lane);
         return;
     }
     if (warp >= n_attenders) return;
-    take_registers<PAGES_LAID ? 232 : 224>();
+    take_registers<PAGES_LAID ? 240 : 224>();
     Attender own{step, tile, to, at, memory, sections, kv_head, warp, lane, last_position, {warp * 16 + lane / 4, warp * 16 + lane / 4 + 8}};
     find_positions(own.positions, step, tile, own.rows);
-    own.least = __reduce_min_sync(FULL, min(own.positions[0], own.positions[1]));
+    own.find_least();
     own.has_cells = tile.cell != NOWHERE && (int)(tile.n_tokens - 1) * GROUP < warp * 16 + 16 && (int)tile.n_tokens * GROUP > warp * 16;
     own.taken = 0;
     own.find_places();

@@ -55,8 +55,8 @@ struct Launch {
     const float2 *rope;
     u64 *x, *qkv, *a, *h;         // words: [8 tokens][columns / 2]; of experts h is [8 tokens][N_CHOSEN][columns / 2]
     u64 *part_sums;               // words: [partials][HEADS][DIM]
-    u64 *part_weights;            // words: [partials][HEADS][2]: maximum, weight
-    u64 *cells;                   // words: [cells][HEADS][2]: maximum, squares
+    u64 *part_weights;            // words: [partials][HEADS][2]: pivot, weight
+    u64 *cells;                   // words: [cells][HEADS][2]: pivot, squares
     u64 *candidates;              // words: [2 steps][8][N_BLOCKS][2]: the best score of a block's, its row
     u64 *done;                    // words: [N_BLOCKS]: what a block wrote up to a head is there
     u64 *chosen;                  // words: [8]: the next token
