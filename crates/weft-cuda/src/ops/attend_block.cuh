@@ -114,10 +114,9 @@ __device__ __forceinline__ bool raise_pivots(Running &state, const float (&tops)
     return true;
 }
 // Those of a section's first page: there is nothing that could shrink.
-__device__ __forceinline__ bool begin_pivots(Running &state, const float (&tops)[2], float (&shrink)[2]) {
+__device__ __forceinline__ void begin_pivots(Running &state, const float (&tops)[2], float (&shrink)[2]) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) state.m[i] = quad_max(tops[i]) * SCALE_LOG2, shrink[i] = 0.0f;
-    return false;
 }
 __device__ __forceinline__ bool raise_pivots(Running &state, const float (&products)[8][4], float (&shrink)[2]) {
     float tops[2] = {NEVER, NEVER};

@@ -266,7 +266,9 @@ struct Attender {
             else return SeenRows(min(positions[i] + 1 - section.begin(), section.n_rows()) - page * PAGE_ROWS, FIRST ? section.first() : 0, lane);
         };
         const float tops[2] = {top_of(products, 0, rows(0)), top_of(products, 1, rows(1))};
-        const bool shrinks = FIRST ? begin_pivots(state, tops, last.shrink) : raise_pivots(state, tops, last.shrink);
+        bool shrinks = false;
+        if (FIRST) begin_pivots(state, tops, last.shrink);
+        else shrinks = raise_pivots(state, tops, last.shrink);
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
             const float pivot = finite(state.m[i]);
@@ -294,7 +296,7 @@ struct Attender {
         begin_scores(products, queries, keys(taken + 1));
         if (!values_there) await(at.values_full, taken);
         finish();
-        if (!FIRST && shrinks) shrink_sums(state, last.shrink);
+        if (shrinks) shrink_sums(state, last.shrink);
         hold(*(float (*)[DIM / 2])state.acc);
         begin_values(state, last.weights, values(taken), !FIRST);
         products_await<1>();
