@@ -155,6 +155,24 @@ fn figures_of_documents_are_those_of_their_files() {
     assert!(n_figures > 100, "only {n_figures} figures are checked");
 }
 
+/// A list of figures is invisible, so the text names its files too.
+#[test]
+fn documents_show_readers_the_files_of_their_figures() {
+    for (name, text) in documents().iter().filter(|(name, _)| name != "bench/README.md") {
+        let mut parts = text.split("<!-- figures\n");
+        let mut shown = parts.next().unwrap_or_default().to_owned();
+        let mut files = Vec::new();
+        for part in parts {
+            let (list, after) = part.split_once("-->").unwrap();
+            files.extend(list.lines().filter(|line| !line.is_empty() && !line.contains(" = ")));
+            shown.push_str(after);
+        }
+        for file in files {
+            assert!(shown.contains(file), "{name} has figures of {file} and does not name it");
+        }
+    }
+}
+
 /// Checks a document: returns the number of correct figures, or the first wrong one.
 fn check(text: &str, runs: &Path) -> Result<usize, String> {
     let mut n_figures = 0;
