@@ -17,7 +17,7 @@ otherwise weft reads bf16. `--cores` pins both programs, with a thread on each c
 `--llama-bench` takes a path to the program and needs numpy (the GGUF files are written here);
 `--transformers` takes ways, torch.compile's mode
 after a colon, and needs torch and transformers 5; `--megakernel` takes a checkout of
-github.com/AlpinDale/qwen_megakernel and needs nvcc as well. All are optional.
+github.com/AlpinDale/qwen_megakernel and needs nvcc, g++ and ninja as well. All are optional.
 """
 
 import argparse
@@ -31,6 +31,9 @@ from pathlib import Path
 
 from peers import turns
 from peers.programs import Llama, ProgramError, Tests, Weft, Worker
+
+# Steps are recorded in a CUDA graph, so modes of torch.compile that record their own are left out.
+WAYS = ["eager", "graph", "compiled:default", "compiled:max-autotune-no-cudagraphs"]
 
 
 def main() -> None:
@@ -78,8 +81,11 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--cores", help="pin weft and llama.cpp to these, as taskset takes them")
     parser.add_argument("--forms", nargs="*", default=["bf16", "q8_0", "q4_0"], help="of llama.cpp")
     parser.add_argument("--llama-args", nargs="*", metavar="WORD", help="more, without the first -")
-    parser.add_argument("--transformers", nargs="*", default=[], metavar="WAY")
+    parser.add_argument(
+        "--transformers", nargs="*", default=[], choices=WAYS, metavar="WAY", help=", ".join(WAYS)
+    )
     parser.add_argument("--megakernel", type=Path, help="a checkout")
+    parser.add_argument("--megakernel-commit", help="if the checkout is a copy without its history")
     parser.add_argument("-p", "--prompts", type=int, nargs="*", default=[512, 4096])
     parser.add_argument("-n", "--tokens", type=int, default=128)
     parser.add_argument("-d", "--depths", type=int, nargs="*", default=[0, 1024, 8192])
@@ -160,6 +166,7 @@ def started(
     ]
     if args.megakernel:
         command = [*python, "peers.megakernel_worker", "--checkout", str(args.megakernel)]
+        command += ["--commit", args.megakernel_commit] if args.megakernel_commit else []
         wanted.append(("AlpinDale's megakernel", [*command, "--model", str(model)]))
     seconds = min(args.prepare_seconds, deadline - time.monotonic())
 

@@ -39,6 +39,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--checkout", type=Path, required=True)
     parser.add_argument("--model", type=Path, required=True)
+    parser.add_argument("--commit", help="of the checkout, if it is a copy without its history")
     parser.add_argument("--tests", type=lambda text: Tests(**json.loads(text)), required=True)
     args = parser.parse_args()
     major, minor = torch.cuda.get_device_capability()
@@ -52,7 +53,8 @@ def main() -> None:
     decoder = code.Decoder(weights, tokenizer)
     room = code.MAX_SEQ_LEN - args.tests.tokens
     depths = [depth for depth in args.tests.depths if depth < room]
-    about = {"commit": commit(args.checkout), "torch": torch.__version__, "architecture": architecture}
+    built = args.commit or commit(args.checkout)
+    about = {"commit": built, "torch": torch.__version__, "architecture": architecture}
     worker.serve(about, lambda: [measure(decoder, depth, args.tests) for depth in depths])
 
 

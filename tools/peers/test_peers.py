@@ -7,6 +7,7 @@ import struct
 import sys
 import tempfile
 import time
+import types
 import unittest
 from pathlib import Path
 from unittest import mock
@@ -62,6 +63,15 @@ class Folder(unittest.TestCase):
         return json.loads(save.read_text())
 
 
+def command() -> types.ModuleType:
+    """`tools/peers.py`. It has the package's name, so it is loaded by its path."""
+    path = Path(__file__).parents[1] / "peers.py"
+    spec = importlib.util.spec_from_file_location("front", path)
+    front = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(front)
+    return front
+
+
 class Turns(Folder):
     def test_a_file_gives_its_name_to_the_rows_of_both(self) -> None:
         weft, llama = self.both()
@@ -70,12 +80,30 @@ class Turns(Folder):
         self.assertEqual({row["form"] for row in report["rows"]}, {"model-Q4_0"})
         self.assertEqual([one["form"] for one in report["programs"]], ["model-Q4_0"] * 2)
 
+    def test_ways_that_record_graphs_themselves_are_refused(self) -> None:
+        front = command()
+        words = ["peers.py", "--weft", "weft", "--save", "s.json", "--transformers", "graph"]
+        with mock.patch.object(sys, "argv", [*words, "compiled:default"]):
+            self.assertEqual(front.arguments().transformers, ["graph", "compiled:default"])
+        for wrong in ("compiled:reduce-overhead", "compiled", "fast"):
+            with mock.patch.object(sys, "argv", [*words, wrong]), mock.patch("sys.stderr"):
+                self.assertRaises(SystemExit, front.arguments)
+
+    def test_the_megakernel_s_commit_may_be_named(self) -> None:
+        front = command()
+        words = ["peers.py", "--weft", "weft", "--save", "s.json", "--megakernel", "copy"]
+        for more in ([], ["--megakernel-commit", "abc"]):
+            with (
+                mock.patch.object(sys, "argv", [*words, *more]),
+                mock.patch.object(Worker, "__init__", side_effect=ProgramError("none")) as start,
+                mock.patch("builtins.print"),
+            ):
+                front.started(front.arguments(), self.folder, TESTS, time.monotonic() + 60)
+            words_of_it = " ".join(start.call_args.args[1])
+            self.assertEqual("--commit abc" in words_of_it, bool(more))
+
     def test_both_read_one_file_and_run_on_the_same_cores(self) -> None:
-        # The command has the package's name, so it is loaded by its path.
-        path = Path(__file__).parents[1] / "peers.py"
-        spec = importlib.util.spec_from_file_location("front", path)
-        front = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(front)
+        front = command()
         (self.folder / "q4_0.gguf").write_text("GGUF")
         save, llama = str(self.folder / "s.json"), str(self.folder / "llama")
         words = ["peers.py", "--weft", "weft", "--device", "cpu", "--save", save, "--same"]

@@ -1,11 +1,18 @@
 //! Checks documents against measurements: every run file says how it was made, a document names it,
-//! and the figures of tables equal those of their files. `bench/README.md` has the rules.
+//! and the figures of tables equal those of their files. `bench/README.md` has the rules. A table
+//! of planned memory is compared with what weft plans.
 
 use std::path::{Path, PathBuf};
 
 use serde_json::Value;
+use weft::device::{Chosen, Launches};
+use weft::memory::{CONTEXTS, MemoryPlan, Room};
+use weft_core::shapes;
+use weft_core::weights::{Coded, Forms, Quantised, RandomWeights};
 
 const FACTS: [&str; 4] = ["command", "commit", "machine", "model"];
+/// What follows the table of planned memory.
+const PLANNED: &str = "<!-- planned -->";
 const UNITS: [&str; 8] = ["tok/s", "t/s", "ms", "µs", "us", "GB/s", "TB/s", "%"];
 
 fn root() -> PathBuf {
@@ -148,6 +155,24 @@ fn figures_of_documents_are_those_of_their_files() {
     assert!(n_figures > 100, "only {n_figures} figures are checked");
 }
 
+/// A list of figures is invisible, so the text names its files too.
+#[test]
+fn documents_show_readers_the_files_of_their_figures() {
+    for (name, text) in documents().iter().filter(|(name, _)| name != "bench/README.md") {
+        let mut parts = text.split("<!-- figures\n");
+        let mut shown = parts.next().unwrap_or_default().to_owned();
+        let mut files = Vec::new();
+        for part in parts {
+            let (list, after) = part.split_once("-->").unwrap();
+            files.extend(list.lines().filter(|line| !line.is_empty() && !line.contains(" = ")));
+            shown.push_str(after);
+        }
+        for file in files {
+            assert!(shown.contains(file), "{name} has figures of {file} and does not name it");
+        }
+    }
+}
+
 /// Checks a document: returns the number of correct figures, or the first wrong one.
 fn check(text: &str, runs: &Path) -> Result<usize, String> {
     let mut n_figures = 0;
@@ -158,7 +183,8 @@ fn check(text: &str, runs: &Path) -> Result<usize, String> {
             Some((shown, list)) => (shown, Some(list)),
             None => (block, blocks.peek().and_then(|next| next.strip_prefix("<!-- figures\n"))),
         };
-        if shown.trim().is_empty() {
+        let is_planned = blocks.peek().is_some_and(|next| next.starts_with(PLANNED));
+        if shown.trim().is_empty() || is_planned {
             continue;
         }
         let lines = list.map(|list| list.split("-->").next().unwrap_or_default());
@@ -175,6 +201,50 @@ fn check(text: &str, runs: &Path) -> Result<usize, String> {
         n_figures += figures.len();
     }
     Ok(n_figures)
+}
+
+/// The table of the memory that weft plans for a context of 8,192 tokens.
+fn planned_memory() -> String {
+    let gigabytes = |bytes: u64| {
+        let value = bytes as f64 / 1e9;
+        let digits = if value < 9.995 { 2 } else { 1 };
+        format!("{value:.digits$}")
+    };
+    let mut lines = vec![
+        "| model | bf16 | int8 | Q4_K_M | int4 | of it KV rows |".to_owned(),
+        "|---|--:|--:|--:|--:|--:|".to_owned(),
+    ];
+    for name in ["0.6B", "1.7B", "4B", "8B", "14B", "32B", "30B-A3B"] {
+        let config = shapes::config(&format!("qwen3-{}", name.to_lowercase())).unwrap();
+        let plain = || RandomWeights::new(&config, 0);
+        let int = |bits| Forms::of(&Quantised::new(plain(), Coded::int(bits)), &config);
+        let q4_k_m = Forms::of(&Quantised::q4_k_m(plain(), &config), &config);
+        let need = |forms: &Forms, device| {
+            let room = Room { context: 8192, contexts: CONTEXTS, kv_memory: None };
+            MemoryPlan::with_free(&config, forms, &room, device, None).unwrap().need
+        };
+        let gpu = Chosen::Cuda(Launches::Auto);
+        let cells = [Forms::default(), int(8), q4_k_m, int(4)].map(|forms| {
+            let [on_gpu, on_cpu] = [gpu, Chosen::Cpu].map(|device| need(&forms, device).total());
+            format!("{} / {}", gigabytes(on_gpu), gigabytes(on_cpu))
+        });
+        let kv = [gpu, Chosen::Cpu].map(|device| need(&Forms::default(), device).kv);
+        assert_eq!(kv[0], kv[1], "{name}");
+        lines.push(format!("| Qwen3-{name} | {} | {} |", cells.join(" | "), gigabytes(kv[0])));
+    }
+    lines.join("\n")
+}
+
+#[test]
+fn the_table_of_memory_is_what_weft_plans() {
+    let planned = planned_memory();
+    let all = documents();
+    let marked: Vec<_> =
+        all.iter().filter(|(_, text)| text.lines().any(|l| l == PLANNED)).collect();
+    let [(name, text)] = marked[..] else { panic!("one document has the table") };
+    assert_eq!((&**name, text.matches(PLANNED).count()), ("README.md", 1));
+    let table = format!("\n\n{planned}\n\n{PLANNED}\n");
+    assert!(text.contains(&table), "README.md has another table than weft plans:\n{planned}");
 }
 
 /// The numbers in the right-aligned columns of a table, in reading order.

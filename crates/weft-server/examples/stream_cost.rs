@@ -13,6 +13,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
+use weft_core::chunk::{Repair, Reuse};
 use weft_core::engine::{Engine, Request};
 use weft_core::prompt::{Conversation, Message};
 use weft_core::sampling::Sampling;
@@ -162,7 +163,8 @@ fn first_tokens_of_library() -> Vec<Duration> {
     let mut ask = || {
         let start = Instant::now();
         let conversation = Conversation::new(vec![Message::user("Who is it?")], None);
-        let prompt = engine.compose_chat(&conversation).expect("a prompt");
+        let prompt = engine.compose_chat(&conversation, &[], Reuse::Exact, Repair::None);
+        let prompt = prompt.expect("a prompt");
         let sampling = Sampling { max_tokens: Some(1), temperature: 0.0, ..Sampling::default() };
         let mut answer = engine.generate(Request::new(prompt, sampling)).expect("room");
         answer.next();

@@ -77,13 +77,13 @@ impl Llm {
         answers.collect()
     }
 
-    /// Starts a conversation.
+    /// Starts a conversation, about [documents](Chat::document) or without any.
     pub fn chat(&mut self) -> Chat<'_> {
         Chat::new(self)
     }
 
-    /// Registers a text that questions can refer to. Its KV rows are computed with the first
-    /// question.
+    /// Registers a text that questions and conversations can refer to. Its KV rows are computed
+    /// with the first question.
     ///
     /// # Errors
     /// [`Error::Chunk`] if the text is empty.
@@ -162,8 +162,8 @@ impl Llm {
         let mut prompt = Prompt::new()
             .query(&question.text)
             .contexts(question.documents.iter().map(Document::id))
-            .reuse(question.reuse)
-            .repair(question.repair)
+            .reuse(question.reuse.unwrap_or_default())
+            .repair(question.repair.unwrap_or_default())
             .thinking(question.think);
         if let Some(system) = &question.system {
             prompt = prompt.system(&self.engine.chunk(Kind::System, system)?);

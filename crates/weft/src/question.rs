@@ -14,7 +14,7 @@ impl Document {
     }
 }
 
-/// A question. A string converts into one: `llm.ask("Why?")`.
+/// A question, or a message of a conversation. A string converts into one: `llm.ask("Why?")`.
 ///
 /// ```
 /// let question = weft::Question::new("Why is the sky blue?").temperature(0.0).max_tokens(100);
@@ -24,8 +24,8 @@ pub struct Question {
     pub(crate) text: String,
     pub(crate) system: Option<String>,
     pub(crate) documents: Vec<Document>,
-    pub(crate) reuse: Reuse,
-    pub(crate) repair: Repair,
+    pub(crate) reuse: Option<Reuse>,
+    pub(crate) repair: Option<Repair>,
     pub(crate) think: Option<bool>,
     pub(crate) temperature: Option<f32>,
     pub(crate) seed: Option<u64>,
@@ -61,13 +61,13 @@ impl Question {
     /// Sets how the KV rows of documents may be reused. The default is exact: the answer is bit for
     /// bit the answer of a prompt that is computed from scratch.
     pub fn reuse(mut self, reuse: Reuse) -> Self {
-        self.reuse = reuse;
+        self.reuse = Some(reuse);
         self
     }
 
     /// Sets how many rows of a reused document are recomputed.
     pub fn repair(mut self, repair: Repair) -> Self {
-        self.repair = repair;
+        self.repair = Some(repair);
         self
     }
 
@@ -113,10 +113,32 @@ impl Question {
         self.stop.push(text.into());
         self
     }
+
+    /// The question, with the settings of `others` if it has none of its own.
+    pub(crate) fn or(self, others: &Self) -> Self {
+        Self {
+            reuse: self.reuse.or(others.reuse),
+            repair: self.repair.or(others.repair),
+            think: self.think.or(others.think),
+            temperature: self.temperature.or(others.temperature),
+            seed: self.seed.or(others.seed),
+            max_tokens: self.max_tokens.or(others.max_tokens),
+            stop: if self.stop.is_empty() { others.stop.clone() } else { self.stop },
+            speculate: self.speculate.or(others.speculate),
+            prediction: self.prediction.or_else(|| others.prediction.clone()),
+            ..self
+        }
+    }
 }
 
 impl From<&str> for Question {
     fn from(text: &str) -> Self {
+        Self::new(text)
+    }
+}
+
+impl From<&String> for Question {
+    fn from(text: &String) -> Self {
         Self::new(text)
     }
 }

@@ -3,13 +3,13 @@
 
 use std::sync::{Arc, Mutex};
 
-use weft::weft_core::chunk::Tier;
+use weft::weft_core::chunk::{ChunkId, Kind, Tier};
 use weft::weft_core::model::Model;
 use weft::weft_core::tokenizer::Tokenizer;
 use weft::weft_core::weights::Coded;
 use weft::{
-    DeviceChoice, Document, Error, Event, FinishReason, Llm, Options, Progress, Question, Reuse,
-    Speculate,
+    Answer, DeviceChoice, Document, Error, Event, FinishReason, Llm, Options, Progress, Question,
+    Repair, Reuse, Speculate,
 };
 
 const TOWN: &str = "Piranul has 49 bridges. The river that flows through Piranul is the Gukatror. \
@@ -123,7 +123,7 @@ fn agents_share_the_rows_of_their_documents() {
     let [word, sentence] = &answers[..] else { panic!("two agents") };
     assert!(sentence.text.len() > word.text.len() && sentence.text.contains(&word.text));
     for document in &documents {
-        let of_document = |answer: &weft::Answer| {
+        let of_document = |answer: &Answer| {
             let mut pieces = answer.report.pieces.iter();
             let piece = pieces.find(|piece| piece.chunk == Some(*document.id())).unwrap();
             piece.tokens - piece.cached_tokens
@@ -138,7 +138,7 @@ fn a_conversation_is_remembered_and_a_refused_turn_is_not() {
     let mut llm = llm();
     let settings = Question::default().temperature(0.0).max_tokens(20);
     let mut chat = llm.chat().system("Answer in one word.").settings(settings);
-    let first = chat.say(&format!("{TOWN}\n\nWhen was Piranul founded?")).unwrap();
+    let first = chat.say(format!("{TOWN}\n\nWhen was Piranul founded?")).unwrap();
     assert!(!first.text.is_empty());
     let too_long = "word ".repeat(2000);
     assert!(matches!(chat.say(&too_long), Err(Error::Request(_))));
@@ -162,6 +162,131 @@ fn a_conversation_has_the_last_system_prompt_it_was_given() {
     let last = n_tokens(&["Answer in one word."]);
     assert_eq!(n_tokens(&["Answer in a full sentence.", "Answer in one word."]), last);
     assert!(n_tokens(&[]) < last);
+}
+
+/// A piece of a prompt: its chunk, its tokens, its reuse, its share of the answer's attention.
+type Facts = (Option<ChunkId>, usize, Reuse, f64);
+
+fn facts(answer: &Answer) -> Vec<Facts> {
+    let pieces = answer.report.pieces.iter();
+    pieces.map(|piece| (piece.chunk, piece.tokens, piece.reuse, piece.attention)).collect()
+}
+
+/// Draws unlikely words, so that other logits give another text.
+fn drawn(text: &str, reuse: Reuse) -> Question {
+    Question::new(text).temperature(2.0).seed(7).max_tokens(30).reuse(reuse)
+}
+
+#[test]
+fn a_conversation_about_documents_begins_as_a_question_about_them() {
+    let text = "Who is the captain of the Papokro?";
+    for reuse in Reuse::ALL {
+        let mut llm = llm();
+        let documents = [TOWN, SHIP].map(|text| llm.document(text).unwrap());
+        let chat = llm.chat().system("Answer in one word.").documents(&documents);
+        let said = chat.settings(drawn("", reuse)).say(text).unwrap();
+        assert_eq!(said.stats.cached_tokens, 0);
+        for (document, words) in documents.iter().zip([TOWN, SHIP]) {
+            let pieces = said.report.pieces.iter();
+            let of_document = pieces.filter(|piece| piece.chunk == Some(*document.id()));
+            assert_eq!(
+                of_document.map(|piece| piece.reuse).collect::<Vec<_>>(),
+                [reuse],
+                "{words}"
+            );
+        }
+        let question = drawn(text, reuse).system("Answer in one word.").documents(&documents);
+        let asked = llm.ask(question).unwrap();
+        assert_eq!(asked.stats.cached_tokens, asked.stats.prompt_tokens, "{reuse}");
+        assert_eq!((&said.text, facts(&said)), (&asked.text, facts(&asked)), "{reuse}");
+    }
+}
+
+#[test]
+fn documents_of_a_conversation_are_computed_once_and_change_no_bit() {
+    let turns = ["When was Piranul founded?", "Who is the captain of the Papokro?", "And why?"];
+    let mut warm = llm();
+    let [town, ship] = [TOWN, SHIP].map(|text| warm.document(text).unwrap());
+    let mut chat = warm.chat().document(&town).settings(drawn("", Reuse::Exact));
+    let first = chat.say(turns[0]).unwrap();
+    let second = chat.say(Question::new(turns[1]).document(&ship)).unwrap();
+    let third = chat.say(turns[2]).unwrap();
+    let count = |answer: &Answer, document: &Document| {
+        let pieces = answer.report.pieces.iter();
+        let of_document = pieces.filter(|piece| piece.chunk == Some(*document.id()));
+        of_document.map(|piece| (piece.cached_tokens, piece.tokens)).collect::<Vec<_>>()
+    };
+    let n_town = count(&first, &town)[0].1;
+    let n_ship = count(&second, &ship)[0].1;
+    assert!(n_town > 32 && n_ship > 8, "{n_town} {n_ship}");
+    assert_eq!(count(&first, &town), [(0, n_town)]);
+    assert_eq!(count(&second, &town), [(n_town, n_town)]);
+    assert_eq!(count(&second, &ship), [(0, n_ship)]);
+    assert_eq!(count(&third, &town), [(n_town, n_town)]);
+    assert_eq!(count(&third, &ship), [(n_ship, n_ship)]);
+    // A prompt of the same tokens, with nothing kept and nothing registered.
+    let mut cold = llm();
+    let mut chat = cold.chat().settings(drawn("", Reuse::Exact));
+    let plain = [format!("{TOWN}\n\n{}", turns[0]), format!("{SHIP}\n\n{}", turns[1])];
+    for (message, warm) in
+        plain.iter().map(String::as_str).chain([turns[2]]).zip([first, second, third])
+    {
+        let cold = chat.say(message).unwrap();
+        assert_eq!(cold.text, warm.text);
+    }
+}
+
+#[test]
+fn documents_of_a_conversation_are_reused_in_any_order() {
+    let mut llm = llm();
+    let [town, ship] = [TOWN, SHIP].map(|text| llm.document(text).unwrap());
+    let system = "Answer in one word.";
+    let texts = ["When was Piranul founded?", "Who is the captain of the Papokro?"];
+    let question = Question::new(texts[0]).system(system).documents([&town, &ship]);
+    llm.ask(question.reuse(Reuse::Isolated).temperature(0.0)).unwrap();
+    let settings = Question::default().temperature(0.0).reuse(Reuse::Isolated);
+    let mut chat = llm.chat().system(system).documents([&ship, &town]).settings(settings);
+    let answers = texts.map(|text| chat.say(text).unwrap());
+    assert_eq!(answers.each_ref().map(|answer| &*answer.text), ["1535", "Trihudre"]);
+    for (answer, n_turns) in answers.iter().zip([1, 3]) {
+        let pieces = &answer.report.pieces;
+        let (documents, others): (Vec<_>, Vec<_>) =
+            pieces.iter().partition(|piece| piece.kind == Kind::Context && piece.chunk.is_some());
+        let ids: Vec<_> = documents.iter().filter_map(|piece| piece.chunk).collect();
+        assert_eq!(ids, [*ship.id(), *town.id()]);
+        assert!(documents.iter().all(|piece| piece.cached_tokens == piece.tokens), "{pieces:?}");
+        // The system prompt and the turns attend to everything before them.
+        assert_eq!(others.len(), 1 + n_turns);
+        assert!(others.iter().all(|piece| piece.reuse == Reuse::Exact), "{pieces:?}");
+    }
+    let repaired = chat.say(Question::new(texts[0]).repair(Repair::Link(4))).unwrap();
+    assert!(repaired.report.pieces.iter().any(|piece| piece.repaired_tokens > 0));
+}
+
+#[test]
+fn documents_wait_for_the_next_message_that_is_answered() {
+    let mut llm = llm();
+    let town = llm.document(TOWN).unwrap();
+    let settings = Question::default().temperature(0.0);
+    let mut chat = llm.chat().system("Answer in one word.").document(&town).settings(settings);
+    let too_long = Question::new("word ".repeat(2000)).system("Answer in a full sentence.");
+    assert!(matches!(chat.say(too_long), Err(Error::Request(_))));
+    let answer = chat.say("How many bridges does Piranul have?").unwrap();
+    assert_eq!(answer.text, "49");
+    let ship = chat.llm().document(SHIP).unwrap();
+    let asked = || Question::new("Who is the captain of the Papokro?").document(&ship);
+    let elsewhere = self::llm().document("A text of another model.").unwrap();
+    let unknown = chat.say(Question::new("Who?").document(&elsewhere));
+    assert!(matches!(unknown, Err(Error::Chunk(_))));
+    assert_eq!(chat.say(asked()).unwrap().text, "Trihudre");
+    // A message's own settings count more than the conversation's.
+    let cut = chat.say(asked().max_tokens(1)).unwrap();
+    assert_eq!((cut.stats.generated_tokens, cut.reason), (1, FinishReason::Length));
+    let sentence = chat.say(asked().system("Answer in a full sentence.")).unwrap();
+    assert!(sentence.text.len() > 2 * "Trihudre".len(), "{sentence}");
+    let [_, documents @ ..] = &sentence.report.pieces[..] else { panic!("no pieces") };
+    let found = documents.iter().filter_map(|piece| piece.chunk).collect::<Vec<_>>();
+    assert_eq!(found, [&town, &ship, &ship, &ship].map(|document| *document.id()));
 }
 
 #[test]
@@ -217,7 +342,7 @@ fn drafts_change_the_speed_alone() {
     assert_eq!(off.ask(asked).unwrap().stats.speculation.total().drafted, 0);
     let settings = Question::default().temperature(0.0).prediction("Nothing like it.");
     let mut chat = llm.chat().settings(settings);
-    let said = chat.say(&format!("{TOWN}\n\nWhen was Piranul founded?")).unwrap();
+    let said = chat.say(format!("{TOWN}\n\nWhen was Piranul founded?")).unwrap();
     assert!(said.stats.speculation.prediction.drafted > 0, "{:?}", said.stats);
 }
 

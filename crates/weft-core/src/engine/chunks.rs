@@ -10,8 +10,8 @@ use super::{
     CacheStats, Cancel, Engine, GenerateError, LaneId, RemoteTier, Request, RequestError, Saving,
 };
 use crate::chunk::{
-    Chunk, ChunkError, ChunkId, Composition, Kind, Library, Prompt, Reuse, Tier, TurnReuse, Which,
-    compose_conversation, compose_prompt,
+    Chunk, ChunkError, ChunkId, Composition, Kind, Library, Piece, Prompt, Repair, Reuse, Tier,
+    TurnReuse, Which, compose_conversation, compose_prompt,
 };
 use crate::prompt::{Conversation, Template};
 use crate::sampling::Sampling;
@@ -133,10 +133,26 @@ impl Engine {
         compose_prompt(self.template()?, &self.tokenizer, &self.library, prompt)
     }
 
-    /// Composes a conversation; each turn is a piece.
-    pub fn compose_chat(&self, conversation: &Conversation) -> Result<Composition, ChunkError> {
+    /// Composes a conversation. Each turn is a piece, and so is each of `chunks` in it. `reuse` and
+    /// `repair` are those of documents; turns attend to everything before them.
+    pub fn compose_chat(
+        &self,
+        conversation: &Conversation,
+        chunks: &[ChunkId],
+        reuse: Reuse,
+        repair: Repair,
+    ) -> Result<Composition, ChunkError> {
         let (template, tokenizer) = (self.template()?, &self.tokenizer);
-        Ok(compose_conversation(template, tokenizer, conversation, [], &TurnReuse::default())?)
+        let chunks = chunks.iter().map(|id| self.library.get(id));
+        let chunks: Vec<&Chunk> = chunks.collect::<Result<_, _>>()?;
+        let exact = TurnReuse::default();
+        let mut prompt = compose_conversation(template, tokenizer, conversation, chunks, &exact)?;
+        let is_document = |piece: &&mut Piece| piece.chunk.is_some() && piece.kind.level() == 1;
+        for piece in prompt.pieces.iter_mut().filter(is_document) {
+            piece.reuse = reuse;
+        }
+        prompt.repair = repair;
+        Ok(prompt)
     }
 
     /// A request for an answer to a prompt of chunks.
