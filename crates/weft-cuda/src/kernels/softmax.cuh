@@ -20,10 +20,10 @@ constexpr int QUERY_STRIDE = DIM + 8; // elements of a query in shared memory; t
 // Scores are weighed against a *pivot*, in units of log2. It is the largest score of a section's first
 // page, until a page has one that is more than SLACK above it: then it rises to that page's largest.
 // In other online softmaxes it rises with every larger score, and sums are rescaled for most pages;
-// but large floats are as precise as small ones. Weights are at most 2^40, so a section's sums of 256
-// weights or squares are at most 2^88; so are sums of weights when sections are folded, by the same
+// but large floats are as precise as small ones. Weights are at most 2^48, so a section's sums of 256
+// weights or squares are at most 2^104; so are sums of weights when sections are folded, by the same
 // rule, into others whose pivot is up to SLACK below theirs.
-constexpr float SLACK = 40.0f;
+constexpr float SLACK = 48.0f;
 __device__ __forceinline__ bool is_raised(float pivot, float top) { return top > pivot + SLACK; }
 __device__ __forceinline__ float raised(float pivot, float top) { return is_raised(pivot, top) ? top : pivot; }
 // A pivot that can be subtracted: of no rows at all it is minus infinity.

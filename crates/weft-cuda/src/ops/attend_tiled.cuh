@@ -345,9 +345,8 @@ struct Attender {
             const float m[2] = {state.m[0], state.m[1]}, l[2] = {state.l[0], state.l[1]};
             state.clear_weights();
             const auto finish_section = [&] {
-                if (s == first) return;
-                if (gridDim.y > 1) leave_part(state.acc, m, l, step, tile, s - 1, rows, kv_head, to, lane);
-                else fold_section(total, state.acc, m, l);
+                if (gridDim.y == 1) fold_section(total, state.acc, m, l); // before the first section: nothing
+                else if (s > first) leave_part(state.acc, m, l, step, tile, s - 1, rows, kv_head, to, lane);
             };
             const auto go_on_first = [&](bool there) { go_on(0, there); };
             if (section.first() == 0 && n_whole > 0) take_page<SQUARES, true, true>(state, products, last, section, marks, 0, finish_section, go_on_first);
