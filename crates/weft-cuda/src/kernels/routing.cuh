@@ -175,7 +175,7 @@ __device__ __forceinline__ int count_used(const Masks &masks, int lane) {
     static_assert(LANE_EXPERTS <= 32, "a lane for each word");
     return __reduce_add_sync(FULL, lane < LANE_EXPERTS ? __popc(used_of_word(masks, lane)) : 0);
 }
-// The experts that are used, one after the other, after `skipped` of them.
+// The experts that are used, one after the other.
 struct UsedExperts {
     const Masks &masks;
     int word = 0;

@@ -9,7 +9,7 @@
 //            [tokens][N_CHOSEN][EXPERT_STRIDE], or [positions][EXPERT_STRIDE]; x: bf16
 //            [tokens][HIDDEN_STRIDE]; products: f32 [tokens][N_CHOSEN][HIDDEN_STRIDE].
 // Work split a block owns tiles of eight rows of every expert that is used, a warp an eighth of the
-//            columns or, in four bits, whole tiles of some of the experts (experts.cuh); or 128
+//            columns or, in four bits, whole tiles of some of the routes (experts.cuh); or 128
 //            positions x 128 rows (experts_block.cuh).
 // Rounding   the sum, once; products never.
 // Moves      the weights of the experts that are used, once: bound by memory. Prompts move them and h
