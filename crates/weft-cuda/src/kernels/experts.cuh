@@ -363,8 +363,14 @@ __device__ __forceinline__ void multiply_expert_down_apart(const Step &step, con
             if (!Slots::IS_AHEAD) input.load(h + source * EXPERT_STRIDE, lane);
             else if (row + WARPS < n_rows) next.load(h + (u32)used.sources[row + WARPS] * EXPERT_STRIDE, lane);
             const int expert = owners[row], at = first * n + expert, slot = at % Slots::N;
+            const u32 turn = at / Slots::N % 2;
             float total[2];
-            barrier_wait(&barriers.full[slot], at / Slots::N % 2);
+            // Copies end in any order, so the slot's last one may still be on its way, and a barrier
+            // knows its turns only as odd or even. That one began before the warp's own last copy
+            // ended, since no more warps take turns than there are slots: so once it has been read,
+            // the next turn is this one.
+            barrier_wait(&barriers.empty[slot], turn ^ 1);
+            barrier_wait(&barriers.full[slot], turn);
             multiply_slot<W>(total, slots + slot * Slots::BYTES, input, lane);
             // The first of an expert's rows counts for those that it does not have.
             const int begin = used.first_row[expert];
