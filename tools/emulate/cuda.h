@@ -98,7 +98,7 @@ struct EmulatedBlock {
     u32 index, index_y;
     u8 *dynamic;
     size_t dynamic_bytes;
-    EmulatedWarp warps[9];
+    EmulatedWarp warps[17];
     u32 arrived[2] = {}, meetings[2] = {};
     std::vector<u64> statics[16]; // variables in shared memory, by where they are declared
 };

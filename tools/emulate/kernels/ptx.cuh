@@ -81,7 +81,7 @@ inline void store_four_relaxed(uint4 *at, uint4 words) { *at = words; }
 inline void look_again() { let_others_run(); }
 
 // ---- threads -----------------------------------------------------------------------------------
-inline void meet() { meet_at(current->block->arrived[1], current->block->meetings[1], WARPS * 32); }
+template <int N = WARPS> inline void meet() { meet_at(current->block->arrived[1], current->block->meetings[1], N * 32); }
 inline u32 own_thread() { return threadIdx.x; }
 inline u32 own_block() { return blockIdx.x; }
 inline u64 clock_ns() { return (rounds + 1) * 10'000; }

@@ -271,8 +271,12 @@ template <class W> struct DownSlots : GroupSlots<W, EXPERT_UNITS, EXPERT_INPUT_R
     // Units of more than four bits, or with offsets, take more registers than there are.
     static constexpr bool IS_SMALL = W::BYTES <= 144;
     static constexpr bool ARE_ENOUGH = Slots::IS_POSSIBLE && IS_SMALL && Slots::N >= WARPS && EXPERT_UNITS <= 12;
-    // Whether a warp asks for its next row before it multiplies one.
-    static constexpr bool IS_AHEAD = EXPERT_UNITS <= 4;
+    // Warps that multiply: not more than slots (`multiply_expert_down_apart`).
+    static constexpr int READERS = W::READERS;
+    static_assert(READERS == WARPS || (ARE_ENOUGH && Slots::N >= READERS), "a slot for each warp");
+    // Whether a warp asks for its next row before it multiplies one: where they are few, and have
+    // registers for it.
+    static constexpr bool IS_AHEAD = EXPERT_UNITS <= 4 && READERS == WARPS;
 };
 // A row of the input: eighth g in lanes 4g to 4g + 3.
 struct DownRow {
@@ -331,17 +335,18 @@ __device__ __forceinline__ void multiply_expert_down_apart(const Step &step, con
     __shared__ Distinct used;
     __shared__ Masks masks;
     __shared__ u16 owners[MOST_ROWS];
+    constexpr int READERS = Slots::READERS;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     barriers.make(FEW);
     let_next_start();
     const u32 tokens = n_tokens(step);
     const Choice choice = find_masks(masks, used, routes, tokens);
     const Groups own{(int)((u64)GROUPS * blockIdx.x / gridDim.x), (int)((u64)GROUPS * (blockIdx.x + 1) / gridDim.x)};
-    if (warp == WARPS) {
+    if (warp == READERS) {
         const int n = count_used(masks, lane);
         return fill_slots<W, Slots>(barriers, slots, weights, 0, (own.end - own.first) * n, OwnGroups(masks, own.first, n), lane);
     }
-    list_distinct<true>(used, owners, masks, choice, routes, tokens);
+    list_distinct<true, READERS>(used, owners, masks, choice, routes, tokens);
     const int n = used.n, n_rows = used.first_row[n];
     wait_for_previous();
     for (int group = own.first; group < own.end; ++group) {
@@ -352,16 +357,16 @@ __device__ __forceinline__ void multiply_expert_down_apart(const Step &step, con
         };
         // Rows of all of a block's groups come one after the other, and warps take turns.
         const int first = group - own.first;
-        int row = (warp - first * n_rows % WARPS + WARPS) % WARPS;
+        int row = (warp - first * n_rows % READERS + READERS) % READERS;
         DownRow next;
         if (Slots::IS_AHEAD && row < n_rows) next.load(h + (u32)used.sources[row] * EXPERT_STRIDE, lane);
         const u16 *from = element(own_thread());
         const u16 before = from ? load_fresh(from) : 0;
-        for (; row < n_rows; row += WARPS) {
+        for (; row < n_rows; row += READERS) {
             DownRow input = next;
             const u32 source = used.sources[row];
             if (!Slots::IS_AHEAD) input.load(h + source * EXPERT_STRIDE, lane);
-            else if (row + WARPS < n_rows) next.load(h + (u32)used.sources[row + WARPS] * EXPERT_STRIDE, lane);
+            else if (row + READERS < n_rows) next.load(h + (u32)used.sources[row + READERS] * EXPERT_STRIDE, lane);
             const int expert = owners[row], at = first * n + expert, slot = at % Slots::N;
             const u32 turn = at / Slots::N % 2;
             float total[2];
@@ -381,7 +386,7 @@ __device__ __forceinline__ void multiply_expert_down_apart(const Step &step, con
                 if (W::TILES == 2) to[8] = total[1];
             }
         }
-        meet();
+        meet<READERS>();
         const u32 thread = own_thread(), token = thread / ROWS;
         if (u16 *to = element(thread)) {
             float sum = 0.0f;
@@ -389,7 +394,7 @@ __device__ __forceinline__ void multiply_expert_down_apart(const Step &step, con
             for (int i = 0; i < N_CHOSEN; ++i) sum += __fmul_rn(used.routes[token][i].weight, products[token * N_CHOSEN + i][thread % ROWS]);
             *to = round_one(widen(before) + sum);
         }
-        if (group + 1 < own.end) meet(); // products have been read
+        if (group + 1 < own.end) meet<READERS>(); // products have been read
     }
 }
 template <class W>

@@ -160,8 +160,9 @@ __device__ __forceinline__ void store_two_relaxed(u64 *at, TwoWords words) {
 __device__ __forceinline__ void look_again() {}
 
 // ---- threads -----------------------------------------------------------------------------------
-// Meets the eight warps that compute; a ninth that only copies does not take part.
-__device__ __forceinline__ void meet() { asm volatile("bar.sync 1, %0;" :: "n"(WARPS * 32) : "memory"); }
+// Meets the warps that compute, of which there are eight nearly everywhere; another that only copies
+// does not take part.
+template <int N = WARPS> __device__ __forceinline__ void meet() { asm volatile("bar.sync 1, %0;" :: "n"(N * 32) : "memory"); }
 
 // This thread's number and its block's, asked for anew: where registers are short, nothing that
 // depends on them shall be kept.

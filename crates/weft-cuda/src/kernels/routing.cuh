@@ -192,7 +192,7 @@ struct UsedExperts {
         return expert;
     }
 };
-// Chooses, by all RING_THREADS threads of a block, and meets them.
+// Chooses, by all threads of a block, and meets them.
 __device__ __forceinline__ Choice find_masks(Masks &masks, Distinct &to, const RouteSource &from, u32 n_tokens) {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     Choice own = {};
@@ -221,7 +221,7 @@ __device__ __forceinline__ Choice find_masks(Masks &masks, Distinct &to, const R
 }
 // The rest, by the computing threads: the list of experts and rows and, if `owners` is there, which
 // expert of the list each row is of; if WEIGHS, the weights of routes.
-template <bool WEIGHS>
+template <bool WEIGHS, int READERS = WARPS>
 __device__ __forceinline__ void list_distinct(Distinct &to, u16 *owners, const Masks &masks, const Choice &own, const RouteSource &from, u32 n_tokens) {
     static_assert(MOST_ROWS <= WARPS * 32, "a thread for each route");
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, thread = threadIdx.x;
@@ -254,5 +254,5 @@ __device__ __forceinline__ void list_distinct(Distinct &to, u16 *owners, const M
         if (lane == 0) to.n = n, to.first_row[n] = min(n_tokens, (u32)FEW) * N_CHOSEN;
     }
     if (WEIGHS && warp < n_tokens && from.logits) weigh_experts(own, to.routes[warp], lane);
-    meet();
+    meet<READERS>();
 }

@@ -15,7 +15,7 @@
 // Moves      the weights of the experts that are used, once: bound by memory. Prompts move them and h
 //            once from memory, then from L2: bound by arithmetic.
 #define EXPERT_DOWN_KERNELS(SUFFIX, W)                                                                           \
-    extern "C" __global__ void __launch_bounds__(RING_THREADS, W::BLOCKS)                                        \
+    extern "C" __global__ void __launch_bounds__(W::READERS * 32 + 32, W::BLOCKS)                                \
     expert_down_add##SUFFIX(Step step, const u8 *weights, const u16 *h, RouteSource routes, u16 *x) {                 \
         multiply_expert_down<W>(step, weights, h, routes, x);                                                    \
     }
