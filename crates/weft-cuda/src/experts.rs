@@ -114,7 +114,13 @@ impl ExpertCut {
 
     /// With a slot for each of more warps, if units are small and all of them fit a multiprocessor
     /// beside a block that takes `others` of its shared memory.
-    fn with_slots(self, forms: &TileForms, static_bytes: usize, others: usize, chip: &Chip) -> Self {
+    fn with_slots(
+        self,
+        forms: &TileForms,
+        static_bytes: usize,
+        others: usize,
+        chip: &Chip,
+    ) -> Self {
         let TileForms::One(form) = forms else { return self };
         let slots = APART_WARPS * self.tiles * self.stage_bytes;
         let stages = slots.saturating_sub(self.input_bytes).div_ceil(self.stage_bytes);
