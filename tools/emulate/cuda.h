@@ -98,7 +98,7 @@ struct EmulatedBlock {
     u32 index, index_y;
     u8 *dynamic;
     size_t dynamic_bytes;
-    EmulatedWarp warps[9];
+    EmulatedWarp warps[17];
     u32 arrived[2] = {}, meetings[2] = {};
     std::vector<u64> statics[16]; // variables in shared memory, by where they are declared
 };
@@ -171,6 +171,9 @@ inline u32 __reduce_max_sync(u32, u32 value) {
 }
 inline u32 __reduce_min_sync(u32, u32 value) {
     return over_warp(value, [](u32 a, u32 b) { return std::min(a, b); });
+}
+inline u32 __reduce_add_sync(u32, u32 value) {
+    return over_warp(value, [](u32 a, u32 b) { return a + b; });
 }
 inline u32 __ballot_sync(u32, bool is) {
     return over_warp((u32)is << current->thread % 32, [](u32 a, u32 b) { return a | b; });

@@ -11,7 +11,7 @@ use crate::error::CudaError;
 use crate::matrices::{TileForms, Variants, gate_up_forms};
 use crate::shape::{
     COLUMN_STEP, Chip, Cut, LONE_RING_BYTES, LONG_FLIGHT, OF_THE_SYSTEM, SQUARE, Shape, Stage,
-    TILE_ROWS, padded,
+    TILE_ROWS, WARPS, padded,
 };
 use crate::tables::FEW;
 use crate::units::UnitForm;
@@ -28,6 +28,13 @@ const SHARED_STAGES: usize = 8;
 const INPUT_BYTES: usize = 36 << 10;
 /// Sums, barriers and the squares of a norm in shared memory.
 const SUMS_BYTES: usize = 17 << 10;
+/// Warps that multiply whole tiles in `expert_down_add`, where each has slots and registers: twice
+/// as many as share a tile. A slot is a group of tiles of an expert.
+const APART_WARPS: usize = 16;
+/// Bytes of a unit up to which they do (`DownSlots` of `kernels/experts.cuh`).
+const APART_UNIT_BYTES: usize = 144;
+/// Barriers of those slots and what threads share of the routes.
+const APART_BYTES: usize = 1 << 10;
 /// Groups of tiles of a block: no bound that the kernels could use.
 const MANY: usize = 1 << 16;
 
@@ -50,6 +57,10 @@ pub(crate) struct ExpertCut {
     pub(crate) expert_bytes: usize,
     /// Shared memory besides the ring that the launch asks for.
     input_bytes: usize,
+    /// Shared memory that the kernel declares, at most.
+    static_bytes: usize,
+    /// Warps of a block that multiply; one more copies.
+    pub(crate) warps: usize,
 }
 
 /// What a cut has to know of a matrix and its kernel.
@@ -96,7 +107,33 @@ impl ExpertCut {
             is_shared,
             expert_bytes: forms.bytes(rows, columns),
             input_bytes,
+            static_bytes,
+            warps: WARPS,
         })
+    }
+
+    /// With a slot for each of more warps, if units are small and all of them fit a multiprocessor
+    /// beside a block that takes `others` of its shared memory.
+    fn with_slots(
+        self,
+        forms: &TileForms,
+        static_bytes: usize,
+        others: usize,
+        chip: &Chip,
+    ) -> Self {
+        let TileForms::One(form) = forms else { return self };
+        let slots = APART_WARPS * self.tiles * self.stage_bytes;
+        let stages = slots.saturating_sub(self.input_bytes).div_ceil(self.stage_bytes);
+        let stages = stages.max(self.stages);
+        let wide = Self { stages, static_bytes, warps: APART_WARPS, ..self };
+        let is_small = form.bytes() <= APART_UNIT_BYTES && stages <= 32;
+        let fits = wide.of_multiprocessor() + others <= chip.shared_bytes + OF_THE_SYSTEM;
+        if self.is_shared && is_small && fits { wide } else { self }
+    }
+
+    /// Shared memory of a multiprocessor that a block takes.
+    fn of_multiprocessor(&self) -> usize {
+        self.shared_bytes() + self.static_bytes + OF_THE_SYSTEM
     }
 
     /// Dynamic shared memory of the kernel.
@@ -104,7 +141,7 @@ impl ExpertCut {
         self.stages * self.stage_bytes + self.input_bytes
     }
 
-    fn constants(&self) -> [(&'static str, usize); 8] {
+    fn constants(&self) -> [(&'static str, usize); 9] {
         [
             ("TILES", self.tiles),
             ("ALL_TILES", self.all_tiles),
@@ -113,6 +150,7 @@ impl ExpertCut {
             ("IN_FLIGHT", LONG_FLIGHT.div_ceil(self.stage_bytes).clamp(self.tiles, self.stages)),
             ("CHAINS", 1),
             ("BLOCKS", 1 + usize::from(self.is_shared)),
+            ("READERS", self.warps),
             ("EXPERT_BYTES", self.expert_bytes),
         ]
     }
@@ -160,13 +198,19 @@ impl ExpertShape {
         });
         let down = of_layers(&|layer| TileForms::One(form(layer, LayerTensor::ExpertDown)));
         let sizes = Sizes::new(config, experts, chip);
+        let gate_up = Variants::try_new(gate_up, |forms| {
+            ExpertCut::new(&sizes.gate_up(config, experts, forms), chip)
+        })?;
+        let beside = gate_up.all.iter().map(|(_, cut)| cut.of_multiprocessor()).max().unwrap_or(0);
         Ok(Some(Self {
             router: Cut::held(experts.count, config.hidden, &PLAIN, chip),
-            gate_up: Variants::try_new(gate_up, |forms| {
-                ExpertCut::new(&sizes.gate_up(config, experts, forms), chip)
-            })?,
+            gate_up,
             down: Variants::try_new(down, |forms| {
-                ExpertCut::new(&sizes.down(config, experts, forms), chip)
+                let cut = ExpertCut::new(&sizes.down(config, experts, forms), chip);
+                cut.map(|cut| {
+                    let static_bytes = sizes.apart_bytes(experts, cut.tiles);
+                    cut.with_slots(forms, static_bytes, beside, chip)
+                })
             })?,
             input_rows: sizes.input_rows,
             on_host: false,
@@ -251,6 +295,13 @@ impl Sizes {
             input_bytes: self.input_rows * padded(experts.intermediate) * 2,
             may_share: self.may_share,
         }
+    }
+
+    /// Shared memory that `expert_down_add` declares where warps have tiles of their own: products
+    /// of all routes, and the lists.
+    fn apart_bytes(&self, experts: &Experts, tiles: usize) -> usize {
+        let products = FEW * experts.chosen * tiles * TILE_ROWS * size_of::<f32>();
+        products + self.distinct_bytes + APART_BYTES
     }
 }
 
@@ -370,12 +421,12 @@ mod tests {
         let (gate_up, down) = (own.gate_up.cut(0), own.down.cut(0));
         assert!(gate_up.is_shared && down.is_shared);
         // What ptxas reports as static shared memory, at most, and what the system takes.
-        let static_bytes = [18_200, 22_100];
+        let static_bytes = [18_200, 6_600];
         let both =
             gate_up.shared_bytes() + down.shared_bytes() + static_bytes.iter().sum::<usize>();
         assert!(both + 2 * OF_THE_SYSTEM <= Chip::HOPPER.shared_bytes + OF_THE_SYSTEM, "{both}");
-        // All of a block's weights of eight experts are on their way before their input is there.
-        assert_eq!((down.stages, down.tiles, down.blocks), (16, 2, 128));
+        // All of a block's weights of sixteen experts are on their way before their input is there.
+        assert_eq!((down.stages, down.tiles, down.blocks, down.warps), (22, 2, 128, 16));
         assert_eq!(gate_up.blocks, 2 * Chip::HOPPER.n_sms);
     }
 

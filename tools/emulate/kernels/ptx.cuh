@@ -45,6 +45,7 @@ inline void mma(float (&d)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
 // ---- loads and words ---------------------------------------------------------------------------
 template <class T> T load_fresh(const T *at) { return *at; }
 inline void bring_near(const void *, int, int) {}
+inline void bring_copy_near(const void *, u32) {}
 template <class T> void store_relaxed(T *at, T word) { *at = word; }
 // The host sees what is published to it at once.
 inline void (*host_sees)(u64 *at, u64 word) = nullptr;
@@ -80,7 +81,7 @@ inline void store_four_relaxed(uint4 *at, uint4 words) { *at = words; }
 inline void look_again() { let_others_run(); }
 
 // ---- threads -----------------------------------------------------------------------------------
-inline void meet() { meet_at(current->block->arrived[1], current->block->meetings[1], WARPS * 32); }
+template <int N = WARPS> inline void meet() { meet_at(current->block->arrived[1], current->block->meetings[1], N * 32); }
 inline u32 own_thread() { return threadIdx.x; }
 inline u32 own_block() { return blockIdx.x; }
 inline u64 clock_ns() { return (rounds + 1) * 10'000; }

@@ -18,13 +18,13 @@ struct RouterMatrix : OneForm<Plain> {
 #define ROUTER_BLOCK_MATRICES(X)
 #define ROUTER_TILED_KERNELS(X) X(, RouterMatrix, 64)
 struct ExpertGateUpMatrix : OneForm<Plain> {
-    static constexpr int TILES = 2, ALL_TILES = 192, STAGES = 12, OWN = 65536, IN_FLIGHT = 4, CHAINS = 1, BLOCKS = 1, EXPERT_BYTES = 3145728, ID = 0, IS_LAST = 1;
+    static constexpr int TILES = 2, ALL_TILES = 192, STAGES = 12, OWN = 65536, IN_FLIGHT = 4, CHAINS = 1, BLOCKS = 1, READERS = 8, EXPERT_BYTES = 3145728, ID = 0, IS_LAST = 1;
 };
 #define EXPERT_GATE_UP_MATRICES(X) X(, ExpertGateUpMatrix)
 #define EXPERT_GATE_UP_BLOCK_MATRICES(X)
 #define EXPERT_GATE_UP_TILED_KERNELS(X) X(, ExpertGateUpMatrix, 64) X(, ExpertGateUpMatrix, 128) X(, ExpertGateUpMatrix, 192)
 struct ExpertDownMatrix : OneForm<Plain> {
-    static constexpr int TILES = 1, ALL_TILES = 128, STAGES = 14, OWN = 65536, IN_FLIGHT = 6, CHAINS = 1, BLOCKS = 1, EXPERT_BYTES = 1572864, ID = 0, IS_LAST = 1;
+    static constexpr int TILES = 1, ALL_TILES = 128, STAGES = 14, OWN = 65536, IN_FLIGHT = 6, CHAINS = 1, BLOCKS = 1, READERS = 8, EXPERT_BYTES = 1572864, ID = 0, IS_LAST = 1;
 };
 #define EXPERT_DOWN_MATRICES(X) X(, ExpertDownMatrix)
 #define EXPERT_DOWN_BLOCK_MATRICES(X)

@@ -66,6 +66,7 @@ __device__ __forceinline__ void multiply_expert_gate_up(const Step &step, const 
     __shared__ __align__(16) Sums<M> sums;
     __shared__ float squares[WARPS][8];
     __shared__ Distinct used;
+    __shared__ Masks masks;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     ring_make(ring);
     const u32 tokens = n_tokens(step);
@@ -80,13 +81,26 @@ __device__ __forceinline__ void multiply_expert_gate_up(const Step &step, const 
         for (int i = 0; i < M::UNITS; ++i) held[0][i] = normalise(held[0][i], own_norm[i * 4], scale);
     }
     wait_for_routes();
-    find_distinct(used, routes, tokens);
-    const u32 n_groups = used.n * GROUPS;
-    const Groups own{(int)((u64)n_groups * blockIdx.x / gridDim.x), (int)((u64)n_groups * (blockIdx.x + 1) / gridDim.x)};
-    if (warp == WARPS)
+    const Choice choice = find_masks(masks, used, routes, tokens);
+    const auto own_groups = [&](u32 n_experts) {
+        const u64 n_groups = n_experts * GROUPS;
+        return Groups{(int)(n_groups * blockIdx.x / gridDim.x), (int)(n_groups * (blockIdx.x + 1) / gridDim.x)};
+    };
+    if (warp == WARPS) {
+        // Copies begin while the others make the list.
+        const Groups own = own_groups(count_used(masks, lane));
+        if (own.first == own.end) return;
+        UsedExperts experts(masks);
+        experts.skip(own.first / GROUPS);
+        int last = 0;
         return stream_experts<M>(ring, stages, weights, own.first, own.end, [&](int i, int &expert, int &group) {
-            expert = used.experts[i / GROUPS], group = i % GROUPS;
+            group = i % GROUPS;
+            if (i == own.first || group == 0) last = experts.next();
+            expert = last;
         }, lane);
+    }
+    list_distinct<false>(used, nullptr, masks, choice, routes, tokens);
+    const Groups own = own_groups(used.n);
     auto store = [&](int set, int, bool, u32 token, u32 row, const float (&sums)[2]) {
         const int i = set / GROUPS;
         const u32 r = set % GROUPS * 8 + row;
@@ -97,6 +111,18 @@ __device__ __forceinline__ void multiply_expert_gate_up(const Step &step, const 
 }
 
 // ---- down ---------------------------------------------------------------------------------------
+// Groups of a block of `down` in the order in which they are copied: every expert's of one group of
+// tiles, then of the next.
+struct OwnGroups {
+    UsedExperts experts;
+    int group, n, left;
+    __device__ __forceinline__ OwnGroups(const Masks &masks, int first, int n) : experts(masks), group(first), n(n), left(n) {}
+    __device__ __forceinline__ void operator()(int, int &expert, int &of) {
+        if (left == 0) left = n, ++group, experts.word = 0, experts.left = used_of_word(experts.masks, 0);
+        --left;
+        expert = experts.next(), of = group;
+    }
+};
 // x += sum of weight * (h * W_down) over the routes of up to eight tokens, in their order, where warps
 // share the tiles.
 template <class W>
@@ -110,17 +136,19 @@ __device__ __forceinline__ void multiply_expert_down_together(const Step &step, 
     __shared__ __align__(16) float sums[2][BATCH][M::TILES][WARPS][64];
     __shared__ float products[N_CHOSEN][VALUES];
     __shared__ Distinct used;
+    __shared__ Masks masks;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, thread = threadIdx.x;
     ring_make(ring);
     let_next_start();
     const u32 tokens = n_tokens(step);
-    find_distinct(used, routes, tokens);
-    const int n = used.n;
+    const Choice choice = find_masks(masks, used, routes, tokens);
     const Groups own{(int)((u64)GROUPS * blockIdx.x / gridDim.x), (int)((u64)GROUPS * (blockIdx.x + 1) / gridDim.x)};
-    if (warp == WARPS)
-        return stream_experts<M>(ring, stages, weights, 0, (own.end - own.first) * n, [&](int i, int &expert, int &group) {
-            expert = used.experts[i % n], group = own.first + i / n;
-        }, lane);
+    if (warp == WARPS) {
+        const int n = count_used(masks, lane);
+        return stream_experts<M>(ring, stages, weights, 0, (own.end - own.first) * n, OwnGroups(masks, own.first, n), lane);
+    }
+    list_distinct<true>(used, nullptr, masks, choice, routes, tokens);
+    const int n = used.n;
     wait_for_previous();
     RingPlace<M> place;
     const u32 token = thread % 64 / 8;
@@ -203,11 +231,11 @@ template <int N> struct SlotBarriers {
         }
         __syncthreads();
     }
-    // Called by a whole warp that has read a slot.
-    __device__ __forceinline__ void release(int slot, int lane) {
+    // Called by a whole warp that has read a slot, for some of its readers.
+    __device__ __forceinline__ void release(int slot, int readers, int lane) {
         before_copies();
         __syncwarp();
-        if (lane == 0) barrier_arrive(&empty[slot]);
+        if (lane < readers) barrier_arrive(&empty[slot]);
     }
 };
 // The copying warp: groups of tiles of experts, as `stream_experts` takes them.
@@ -234,46 +262,66 @@ __device__ __forceinline__ void fill_slots(SlotBarriers<Slots::N> &barriers, u8 
 }
 
 // ---- down, in four bits -------------------------------------------------------------------------
-// A warp has a group of tiles of an expert by itself, all eighths of its columns: those are so short
-// that warps who share a tile would do little else than meet. So products are there at once.
+// A warp has a group of tiles of an expert and one of its tokens by itself, all eighths of its columns:
+// those are so short that warps who share a tile would do little else than meet. The eighths of the
+// token's row are the columns of a product: so a lane holds all of the row that it needs in a few
+// registers, and of the products of an eighth one column counts.
 template <class W> struct DownSlots : GroupSlots<W, EXPERT_UNITS, EXPERT_INPUT_ROWS * EXPERT_STRIDE * 2> {
     using Slots = GroupSlots<W, EXPERT_UNITS, EXPERT_INPUT_ROWS * EXPERT_STRIDE * 2>;
-    // Units of the input that are on their way: some eighths of a row.
-    static constexpr int AHEAD = EXPERT_UNITS * (EXPERT_UNITS == 1 ? 8 : EXPERT_UNITS <= 3 ? 4 : EXPERT_UNITS <= 6 ? 2 : 1);
     // Units of more than four bits, or with offsets, take more registers than there are.
     static constexpr bool IS_SMALL = W::BYTES <= 144;
     static constexpr bool ARE_ENOUGH = Slots::IS_POSSIBLE && IS_SMALL && Slots::N >= WARPS && EXPERT_UNITS <= 12;
+    // Warps that multiply: not more than slots (`multiply_expert_down_apart`).
+    static constexpr int READERS = W::READERS;
+    static_assert(READERS == WARPS || (ARE_ENOUGH && Slots::N >= READERS), "a slot for each warp");
+    // Whether a warp asks for its next row before it multiplies one: where they are few, and have
+    // registers for it.
+    static constexpr bool IS_AHEAD = EXPERT_UNITS <= 4 && READERS == WARPS;
 };
-// The products of a group of tiles with up to eight rows: of rows g of its tiles with tokens 2c and 2c +
-// 1, in lane 4g + c. `x` is this lane's part of the first unit of its token's row. Each eighth is summed
-// by itself, as every kernel does.
-template <class W> __device__ __forceinline__ void multiply_slot(float (&total)[4], const u8 *slot, const uint4 *x, int lane) {
+// A row of the input: eighth g in lanes 4g to 4g + 3.
+struct DownRow {
+    uint4 units[EXPERT_UNITS];
+    __device__ __forceinline__ void load(const u16 *row, int lane) {
+        const uint4 *own = (const uint4 *)row + lane / 4 * (EXPERT_UNITS * 4) + lane % 4;
+#pragma unroll
+        for (int u = 0; u < EXPERT_UNITS; ++u) units[u] = load_fresh(own + u * 4);
+    }
+};
+// The products of a group of tiles with a row: of row g of each tile, in lane 4g + 3. Each eighth is
+// summed by itself, as every kernel does; lane 4g + c keeps those of eighths 2c and 2c + 1.
+template <class W> __device__ __forceinline__ void multiply_slot(float (&total)[2], const u8 *slot, const DownRow &x, int lane) {
     using Slots = DownSlots<W>;
     using F = typename W::Form;
-    constexpr int AHEAD = Slots::AHEAD;
-    const u32 zero = unknown_zero();
-    uint4 ahead[AHEAD];
-    float sum[4];
-#pragma unroll
-    for (int u = 0; u < AHEAD; ++u) ahead[u] = load_fresh(x + u * 4);
+    static_assert(F::RUNS == 1 && !F::HAS_OFFSET, "one number of a row and unit");
+    static_assert(WARPS == 8, "an eighth for each column");
+    float kept[2][2];
 #pragma unroll 1
-    for (int first = 0; first < Slots::UNITS; first += AHEAD) {
-        x += AHEAD * 4;
-        const bool goes_on = first + AHEAD < Slots::UNITS;
+    for (int two = 0; two < 4; ++two) {
+        float sum[2][2] = {};
 #pragma unroll
-        for (int u = 0; u < AHEAD; ++u) {
-            const ColumnInput<F, false> input(ahead[u], lane, zero);
-            if (goes_on) ahead[u] = load_fresh(x + u * 4);
-            const u8 *unit = slot + u * F::BYTES;
-            if (u % EXPERT_UNITS == 0) sum[0] = sum[1] = sum[2] = sum[3] = 0.0f;
-            add_pair<F, false>(sum, unit, unit + (W::TILES - 1) * Slots::TILE_BYTES, input, lane, zero);
-            if (u % EXPERT_UNITS < EXPERT_UNITS - 1) continue;
+        for (int u = 0; u < 2 * EXPERT_UNITS; ++u) {
+            const u8 *unit = slot + u * F::BYTES, *lower = unit + (W::TILES - 1) * Slots::TILE_BYTES;
+            const int odd = u / EXPERT_UNITS;
+            const PairNumbers<F> numbers(unit, lower, lane);
+            float products[4] = {};
+            mma32(products, unpack_pair<F>(unit, lower, lane, 0), x.units[u % EXPERT_UNITS]);
 #pragma unroll
-            for (int e = 0; e < 4; ++e) total[e] = first + u < EXPERT_UNITS ? sum[e] : total[e] + sum[e];
-            __syncwarp(); // codes of the next eighth are not read before: registers are short
+            for (int tile = 0; tile < 2; ++tile) sum[odd][tile] = __fmaf_rn(numbers.of[tile].of[0].scale, products[tile * 2 + odd], sum[odd][tile]);
         }
-        slot += AHEAD * F::BYTES;
+        if (lane % 4 == two)
+#pragma unroll
+            for (int i = 0; i < 4; ++i) kept[i / 2][i % 2] = sum[i / 2][i % 2];
+        slot += 2 * EXPERT_UNITS * F::BYTES;
     }
+#pragma unroll
+    for (int tile = 0; tile < 2; ++tile) total[tile] = kept[0][tile] + kept[1][tile];
+#pragma unroll
+    for (int c = 1; c < 4; ++c)
+#pragma unroll
+        for (int tile = 0; tile < 2; ++tile) {
+            const float before = __shfl_up_sync(FULL, total[tile], 1);
+            if (lane % 4 == c) total[tile] = (before + kept[0][tile]) + kept[1][tile];
+        }
 }
 
 // The same sum, where each warp has its own tiles.
@@ -285,50 +333,60 @@ __device__ __forceinline__ void multiply_expert_down_apart(const Step &step, con
     __shared__ SlotBarriers<Slots::N> barriers;
     __shared__ float products[MOST_ROWS][ROWS];
     __shared__ Distinct used;
+    __shared__ Masks masks;
+    __shared__ u16 owners[MOST_ROWS];
+    constexpr int READERS = Slots::READERS;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    barriers.make(1);
+    barriers.make(FEW);
     let_next_start();
     const u32 tokens = n_tokens(step);
-    find_distinct(used, routes, tokens);
-    const int n = used.n;
+    const Choice choice = find_masks(masks, used, routes, tokens);
     const Groups own{(int)((u64)GROUPS * blockIdx.x / gridDim.x), (int)((u64)GROUPS * (blockIdx.x + 1) / gridDim.x)};
-    if (warp == WARPS)
-        return fill_slots<W, Slots>(barriers, slots, weights, 0, (own.end - own.first) * n, [&](int i, int &expert, int &group) {
-            expert = used.experts[i % n], group = own.first + i / n;
-        }, lane);
+    if (warp == READERS) {
+        const int n = count_used(masks, lane);
+        return fill_slots<W, Slots>(barriers, slots, weights, 0, (own.end - own.first) * n, OwnGroups(masks, own.first, n), lane);
+    }
+    list_distinct<true, READERS>(used, owners, masks, choice, routes, tokens);
+    const int n = used.n, n_rows = used.first_row[n];
     wait_for_previous();
-    int slot = warp;
-    u32 parity = 0;
     for (int group = own.first; group < own.end; ++group) {
         // A thread's element of x, or none.
         const auto element = [&](u32 thread) {
             const u32 token = thread / ROWS, row = group * ROWS + thread % ROWS;
             return token < min(tokens, (u32)FEW) && row < HIDDEN ? x + (u64)token * HIDDEN_STRIDE + row : nullptr;
         };
+        // Rows of all of a block's groups come one after the other, and warps take turns.
+        const int first = group - own.first;
+        int row = (warp - first * n_rows % READERS + READERS) % READERS;
+        DownRow next;
+        if (Slots::IS_AHEAD && row < n_rows) next.load(h + (u32)used.sources[row] * EXPERT_STRIDE, lane);
         const u16 *from = element(own_thread());
         const u16 before = from ? load_fresh(from) : 0;
-        // Experts of all of a block's groups come one after the other, and warps take turns.
-        const int first = (group - own.first) * n;
-        for (int i = (warp - first % WARPS + WARPS) % WARPS; i < n; i += WARPS) {
-            // The route of a token, read anew where it is needed: registers are short.
-            const auto source = [&](u32 token) { return used.sources[used.row(i, token)]; };
-            // Tokens that do not use the expert may have any input: columns do not mix.
-            const u32 own = used.has(i, lane / 4) ? source(lane / 4) : used.sources[used.first_row[i]];
-            float total[4];
-            barrier_wait(&barriers.full[slot], parity);
-            multiply_slot<W>(total, slots + slot * Slots::BYTES, (const uint4 *)(h + own * EXPERT_STRIDE) + lane % 4, lane);
-            barriers.release(slot, lane);
-            if ((slot += WARPS) >= Slots::N) slot -= Slots::N, parity ^= 1;
-#pragma unroll
-            for (int e = 0; e < 2; ++e) {
-                const u32 token = lane % 4 * 2 + e;
-                if (!used.has(i, token)) continue;
-                float *to = products[source(token)] + lane / 4;
-                to[0] = total[e];
-                if (W::TILES == 2) to[8] = total[2 + e];
+        for (; row < n_rows; row += READERS) {
+            DownRow input = next;
+            const u32 source = used.sources[row];
+            if (!Slots::IS_AHEAD) input.load(h + source * EXPERT_STRIDE, lane);
+            else if (row + READERS < n_rows) next.load(h + (u32)used.sources[row + READERS] * EXPERT_STRIDE, lane);
+            const int expert = owners[row], at = first * n + expert, slot = at % Slots::N;
+            const u32 turn = at / Slots::N % 2;
+            float total[2];
+            // Copies end in any order, so the slot's last one may still be on its way, and a barrier
+            // knows its turns only as odd or even. That one began before the warp's own last copy
+            // ended, since no more warps take turns than there are slots: so once it has been read,
+            // the next turn is this one.
+            barrier_wait(&barriers.empty[slot], turn ^ 1);
+            barrier_wait(&barriers.full[slot], turn);
+            multiply_slot<W>(total, slots + slot * Slots::BYTES, input, lane);
+            // The first of an expert's rows counts for those that it does not have.
+            const int begin = used.first_row[expert];
+            barriers.release(slot, row > begin ? 1 : FEW + 1 - (used.first_row[expert + 1] - begin), lane);
+            if (lane % 4 == 3) {
+                float *to = products[source] + lane / 4;
+                to[0] = total[0];
+                if (W::TILES == 2) to[8] = total[1];
             }
         }
-        meet();
+        meet<READERS>();
         const u32 thread = own_thread(), token = thread / ROWS;
         if (u16 *to = element(thread)) {
             float sum = 0.0f;
@@ -336,7 +394,7 @@ __device__ __forceinline__ void multiply_expert_down_apart(const Step &step, con
             for (int i = 0; i < N_CHOSEN; ++i) sum += __fmul_rn(used.routes[token][i].weight, products[token * N_CHOSEN + i][thread % ROWS]);
             *to = round_one(widen(before) + sum);
         }
-        if (group + 1 < own.end) meet(); // products have been read
+        if (group + 1 < own.end) meet<READERS>(); // products have been read
     }
 }
 template <class W>

@@ -160,8 +160,9 @@ __device__ __forceinline__ void store_two_relaxed(u64 *at, TwoWords words) {
 __device__ __forceinline__ void look_again() {}
 
 // ---- threads -----------------------------------------------------------------------------------
-// Meets the eight warps that compute; a ninth that only copies does not take part.
-__device__ __forceinline__ void meet() { asm volatile("bar.sync 1, %0;" :: "n"(WARPS * 32) : "memory"); }
+// Meets the warps that compute, of which there are eight nearly everywhere; another that only copies
+// does not take part.
+template <int N = WARPS> __device__ __forceinline__ void meet() { asm volatile("bar.sync 1, %0;" :: "n"(N * 32) : "memory"); }
 
 // This thread's number and its block's, asked for anew: where registers are short, nothing that
 // depends on them shall be kept.
@@ -295,6 +296,13 @@ __device__ __forceinline__ void copy_eight(u8 *to, u32 to_stride, const u8 *from
     if (lane < 8) copy_passing(to + lane * to_stride, from + lane * from_stride, bytes, barrier, 0);
 #else
     for (int i = 0; i < 8; ++i) copy_passing(to + i * to_stride, from + i * from_stride, bytes, barrier, lane);
+#endif
+}
+// What a later copy reads, brought near. Called by one lane.
+__device__ __forceinline__ void bring_copy_near(const void *from, u32 bytes) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("{ .reg .b64 policy; createpolicy.fractional.L2::evict_first.b64 policy, 1.0;\n"
+                 "cp.async.bulk.prefetch.L2.global.L2::cache_hint [%0], %1, policy; }" :: "l"(from), "r"(bytes) : "memory");
 #endif
 }
 // After the last of them.

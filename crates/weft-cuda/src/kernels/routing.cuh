@@ -159,9 +159,100 @@ __device__ __forceinline__ void find_distinct(Distinct &to, u32 n_tokens, int th
     if (is_one) to.sources[to.row(own, token)] = token * N_CHOSEN + route;
     meet();
 }
-// By all RING_THREADS threads of a block.
-__device__ __forceinline__ void find_distinct(Distinct &to, const RouteSource &from, u32 n_tokens) {
-    const int lane = threadIdx.x % 32;
-    find_distinct<RING_THREADS>(to, n_tokens, threadIdx.x, [&](u32 token, Route *routes) { routes_of(from, token, routes, lane); },
-                                [] { __syncthreads(); });
+
+// ---- blocks of a graph --------------------------------------------------------------------------
+// The experts of each of up to eight tokens, a bit for each expert. Everything else follows from
+// them, so a block meets once before its copies begin.
+typedef u32 Masks[FEW][LANE_EXPERTS];
+__device__ __forceinline__ u32 used_of_word(const Masks &masks, int word) {
+    u32 all = 0;
+#pragma unroll
+    for (int token = 0; token < FEW; ++token) all |= masks[token][word];
+    return all;
+}
+// How many experts are used, by a whole warp.
+__device__ __forceinline__ int count_used(const Masks &masks, int lane) {
+    static_assert(LANE_EXPERTS <= 32, "a lane for each word");
+    return __reduce_add_sync(FULL, lane < LANE_EXPERTS ? __popc(used_of_word(masks, lane)) : 0);
+}
+// The experts that are used, one after the other.
+struct UsedExperts {
+    const Masks &masks;
+    int word = 0;
+    u32 left;
+    __device__ __forceinline__ UsedExperts(const Masks &masks) : masks(masks), left(used_of_word(masks, 0)) {}
+    __device__ __forceinline__ void skip(int n) {
+        while (n >= __popc(left)) n -= __popc(left), left = used_of_word(masks, ++word);
+        for (; n > 0; --n) left &= left - 1;
+    }
+    __device__ __forceinline__ int next() {
+        while (left == 0) left = used_of_word(masks, ++word);
+        const int expert = word * 32 + __ffs(left) - 1;
+        left &= left - 1;
+        return expert;
+    }
+};
+// Chooses, by all threads of a block, and meets them.
+__device__ __forceinline__ Choice find_masks(Masks &masks, Distinct &to, const RouteSource &from, u32 n_tokens) {
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    Choice own = {};
+    if (warp < FEW) {
+        u32 mask = 0;
+        if (warp < n_tokens) {
+            Route *routes = to.routes[warp];
+            if (from.logits) {
+                const float *logits = from.logits + (u64)warp * EXPERTS + lane;
+                own = choose_experts([&](int j) { return load_fresh(logits + j * 32); }, routes, lane);
+#pragma unroll
+                for (int j = 0; j < LANE_EXPERTS; ++j) {
+                    const u32 word = __ballot_sync(FULL, own.chosen >> j & 1);
+                    if (lane == j) mask = word;
+                }
+            } else {
+                routes_of(from, warp, routes, lane);
+                for (int i = 0; i < N_CHOSEN; ++i)
+                    if (routes[i].expert / 32 == lane) mask |= 1u << routes[i].expert % 32;
+            }
+        }
+        if (lane < LANE_EXPERTS) masks[warp][lane] = mask;
+    }
+    __syncthreads();
+    return own;
+}
+// The rest, by the computing threads: the list of experts and rows and, if `owners` is there, which
+// expert of the list each row is of; if WEIGHS, the weights of routes.
+template <bool WEIGHS, int READERS = WARPS>
+__device__ __forceinline__ void list_distinct(Distinct &to, u16 *owners, const Masks &masks, const Choice &own, const RouteSource &from, u32 n_tokens) {
+    static_assert(MOST_ROWS <= WARPS * 32, "a thread for each route");
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, thread = threadIdx.x;
+    const u32 token = thread / N_CHOSEN;
+    if (token < n_tokens && token < FEW) {
+        const u32 expert = to.routes[token][thread % N_CHOSEN].expert, last = expert / 32, bit = 1u << expert % 32;
+        u32 users = 0;
+        int at = 0, row = 0;
+        for (u32 word = 0; word <= last; ++word) {
+            u32 all = 0;
+            users = 0;
+#pragma unroll
+            for (int i = 0; i < FEW; ++i) {
+                const u32 mask = masks[i][word], before = word < last ? mask : mask & (bit - 1);
+                row += __popc(before);
+                all |= before;
+                if (mask & bit) users |= 1u << i;
+            }
+            at += __popc(all);
+        }
+        to.experts[at] = expert;
+        to.tokens[at] = users;
+        to.first_row[at] = row;
+        row += __popc(users & ((1u << token) - 1));
+        to.sources[row] = thread;
+        if (owners) owners[row] = at;
+    }
+    if (warp == WARPS - 1) {
+        const int n = count_used(masks, lane);
+        if (lane == 0) to.n = n, to.first_row[n] = min(n_tokens, (u32)FEW) * N_CHOSEN;
+    }
+    if (WEIGHS && warp < n_tokens && from.logits) weigh_experts(own, to.routes[warp], lane);
+    meet<READERS>();
 }

@@ -9,13 +9,13 @@
 //            [tokens][N_CHOSEN][EXPERT_STRIDE], or [positions][EXPERT_STRIDE]; x: bf16
 //            [tokens][HIDDEN_STRIDE]; products: f32 [tokens][N_CHOSEN][HIDDEN_STRIDE].
 // Work split a block owns tiles of eight rows of every expert that is used, a warp an eighth of the
-//            columns or, in four bits, whole tiles of some of the experts (experts.cuh); or 128
+//            columns or, in four bits, whole tiles of some of the routes (experts.cuh); or 128
 //            positions x 128 rows (experts_block.cuh).
 // Rounding   the sum, once; products never.
 // Moves      the weights of the experts that are used, once: bound by memory. Prompts move them and h
 //            once from memory, then from L2: bound by arithmetic.
 #define EXPERT_DOWN_KERNELS(SUFFIX, W)                                                                           \
-    extern "C" __global__ void __launch_bounds__(RING_THREADS, W::BLOCKS)                                        \
+    extern "C" __global__ void __launch_bounds__(W::READERS * 32 + 32, W::BLOCKS)                                \
     expert_down_add##SUFFIX(Step step, const u8 *weights, const u16 *h, RouteSource routes, u16 *x) {                 \
         multiply_expert_down<W>(step, weights, h, routes, x);                                                    \
     }

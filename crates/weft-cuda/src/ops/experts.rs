@@ -2,7 +2,7 @@
 //! with tokens that are sorted by expert. The choice of experts never leaves the GPU: grids have
 //! room for the most tiles that there can be.
 
-use super::{BLOCK_THREADS, Group, Pass, RING_THREADS, THREADS};
+use super::{BLOCK_THREADS, Group, Pass, THREADS};
 use crate::driver::{Address, Argument, Kernel, Launch};
 use crate::error::CudaError;
 use crate::expert_buffers::RouteSource;
@@ -81,7 +81,8 @@ impl Pass<'_> {
         arguments: &[&dyn Argument],
     ) -> Result<(), CudaError> {
         let grid = (cut.blocks, 1);
-        let launch = Launch { grid, threads: RING_THREADS, early: self.joined, cooperative: false };
+        let threads = (cut.warps + 1) * 32;
+        let launch = Launch { grid, threads, early: self.joined, cooperative: false };
         kernel.launch(&self.device.gpu, launch, arguments)
     }
 
