@@ -8,6 +8,8 @@ use std::collections::BTreeMap;
 
 use serde_json::{Map, Value};
 
+use super::mender::{MAX_DEPTH, arguments_json, depth, mended};
+
 pub(super) const OPEN: &str = "<tool_call>";
 pub(super) const CLOSE: &str = "</tool_call>";
 pub(super) const PYTHON: &str = "<|python_tag|>";
@@ -80,11 +82,13 @@ impl ToolForm {
         self.texts.contains_key(name)
     }
 
-    /// The JSON of a parameter that was written as plain text.
+    /// The JSON of a parameter that was written as plain text. JSON that is nested too deep for
+    /// arguments is a text, like JSON that cannot be read.
     pub(super) fn parameter(&self, tool: &str, parameter: &str, text: &str) -> String {
         let is_text =
             self.texts.get(tool).is_some_and(|texts| texts.iter().any(|t| t == parameter));
-        let json = serde_json::from_str::<Value>(text.trim()).ok().filter(|_| !is_text);
+        let json = serde_json::from_str::<Value>(text.trim()).ok();
+        let json = json.filter(|value| !is_text && depth(value) < MAX_DEPTH);
         let literal = match text.trim() {
             "True" if !is_text => Some(Value::Bool(true)),
             "False" if !is_text => Some(Value::Bool(false)),
@@ -212,7 +216,7 @@ impl Reader<'_> {
 
 /// The calls that a whole text is meant to be: one object, or a list of them.
 pub(super) fn read_calls(text: &str) -> Option<Vec<(String, String)>> {
-    match super::mender::mended(text)? {
+    match mended(text)? {
         Value::Array(calls) if !calls.is_empty() => calls.iter().map(read_call).collect(),
         call => read_call(&call).map(|call| vec![call]),
     }
@@ -229,11 +233,11 @@ fn read_call(call: &Value) -> Option<(String, String)> {
     let arguments = match arguments {
         None | Some(Value::Null) => Value::Object(Map::new()),
         Some(Value::String(text)) if text.trim().is_empty() => Value::Object(Map::new()),
-        Some(Value::String(text)) => super::mender::mended(text)?,
+        Some(Value::String(text)) => mended(text)?,
         Some(value) => value.clone(),
     };
     // What has other arguments stays a text.
-    arguments.is_object().then(|| (name.to_owned(), arguments.to_string()))
+    arguments.is_object().then(|| (name.to_owned(), arguments_json(&arguments)))
 }
 
 #[cfg(test)]

@@ -2,14 +2,22 @@
 //!
 //! Valid JSON stays as it is, without the white space between its values. What is broken is mended
 //! in the way that changes least: brackets and quotes that are missing are added, commas too many
-//! are left out, bare words and single quotes become strings, raw line feeds are escaped. Whatever
-//! the text, what was returned so far can be completed to one valid value by [`JsonMender::close`].
+//! are left out, bare words and single quotes become strings, raw line feeds are escaped. A list or
+//! object that is nested too deep for JSON readers becomes null. Whatever the text, what was
+//! returned so far can be completed to one valid value by [`JsonMender::close`].
 
 use serde_json::Value;
 
+/// Levels of lists and objects that a call's arguments may have. A client that sends a call back
+/// puts up to 6 levels around them, and weft must be able to read that body.
+pub(super) const MAX_DEPTH: usize = 100;
+/// Levels that weft's JSON reader accepts.
+const MAX_READ_DEPTH: usize = 127;
+
 /// Mends one object or list.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct JsonMender {
+    max_depth: usize,
     /// The brackets that are open; true for an object.
     open: Vec<bool>,
     expects: Expects,
@@ -20,9 +28,8 @@ pub(super) struct JsonMender {
 }
 
 /// What may come next.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Expects {
-    #[default]
     Start,
     /// A key or the end of an object.
     Key,
@@ -61,6 +68,18 @@ enum Escape {
 }
 
 impl JsonMender {
+    /// `max_depth` is the number of brackets that may be open at once, at least 1.
+    pub(super) fn new(max_depth: usize) -> Self {
+        Self {
+            max_depth,
+            open: Vec::new(),
+            expects: Expects::Start,
+            has_members: false,
+            text: Text::None,
+            json: String::new(),
+        }
+    }
+
     /// Takes a character. Returns whether the value is complete with it.
     pub(super) fn push(&mut self, character: char) -> bool {
         match std::mem::take(&mut self.text) {
@@ -109,6 +128,13 @@ impl JsonMender {
         }
     }
 
+    /// Adds to the JSON. Lists and objects that are too deep are read, but not written.
+    fn write(&mut self, json: &str) {
+        if self.open.len() <= self.max_depth {
+            self.json.push_str(json);
+        }
+    }
+
     fn outside(&mut self, character: char) {
         match (character, self.expects) {
             (_, Expects::Nothing) => {}
@@ -122,7 +148,7 @@ impl JsonMender {
             ('{' | '[', _) => {}
             ('}' | ']', _) => self.close_to(character == '}'),
             (':', Expects::Colon) => {
-                self.json.push(':');
+                self.write(":");
                 self.expects = Expects::Value;
             }
             (':', _) => {}
@@ -131,7 +157,7 @@ impl JsonMender {
             ('"' | '\'', _) => {
                 let is_key = self.expects_key();
                 self.begin_value();
-                self.json.push('"');
+                self.write("\"");
                 let (escape, high) = (Escape::None, None);
                 self.text = Text::Quoted { quote: character, is_key, escape, high };
             }
@@ -149,8 +175,8 @@ impl JsonMender {
     /// Writes what belongs before a key or a value.
     fn begin_value(&mut self) {
         match self.expects {
-            Expects::Colon => self.json.push(':'),
-            Expects::Key | Expects::Item | Expects::End if self.has_members => self.json.push(','),
+            Expects::Colon => self.write(":"),
+            Expects::Key | Expects::Item | Expects::End if self.has_members => self.write(","),
             _ => {}
         }
     }
@@ -162,7 +188,10 @@ impl JsonMender {
 
     fn begin_bracket(&mut self, bracket: char) {
         let is_object = bracket == '{';
-        self.json.push(bracket);
+        match self.open.len() == self.max_depth {
+            true => self.write("null"),
+            false => self.write(if is_object { "{" } else { "[" }),
+        }
         self.open.push(is_object);
         self.has_members = false;
         self.expects = if is_object { Expects::Key } else { Expects::Item };
@@ -171,7 +200,7 @@ impl JsonMender {
     /// Ends the innermost bracket, after what it lacks.
     fn end_bracket(&mut self, is_object: bool) {
         self.add_missing_value();
-        self.json.push(if is_object { '}' } else { ']' });
+        self.write(if is_object { "}" } else { "]" });
         self.open.pop();
         self.end_value();
     }
@@ -202,7 +231,7 @@ impl JsonMender {
             Expects::Value => "null",
             _ => return,
         };
-        self.json.push_str(missing);
+        self.write(missing);
         self.end_value();
     }
 
@@ -218,8 +247,8 @@ impl JsonMender {
             _ => serde_json::from_str::<Value>(word).is_ok().then_some(word),
         };
         match literal {
-            Some(literal) => self.json.push_str(literal),
-            None => self.json.push_str(&Value::from(word).to_string()),
+            Some(literal) => self.write(literal),
+            None => self.write(&Value::from(word).to_string()),
         }
         self.end_text(is_key);
     }
@@ -236,14 +265,14 @@ impl JsonMender {
 
     fn end_string(&mut self, is_key: bool, high: Option<u16>) {
         self.end_half(high);
-        self.json.push('"');
+        self.write("\"");
         self.end_text(is_key);
     }
 
     /// Half a character stands for none.
     fn end_half(&mut self, high: Option<u16>) {
         if high.is_some() {
-            self.json.push_str("\\ufffd");
+            self.write("\\ufffd");
         }
     }
 
@@ -268,12 +297,12 @@ impl JsonMender {
                 self.end_half(high.take());
                 match character {
                     '"' | '\\' | '/' | 'b' | 'f' | 'n' | 'r' | 't' => {
-                        self.json.push('\\');
-                        self.json.push(character);
+                        self.write("\\");
+                        self.write(character.encode_utf8(&mut [0; 4]));
                     }
-                    '\'' => self.json.push('\''),
+                    '\'' => self.write("'"),
                     _ => {
-                        self.json.push_str("\\\\");
+                        self.write("\\\\");
                         self.character(character);
                     }
                 }
@@ -287,8 +316,8 @@ impl JsonMender {
             }
             Escape::Digits(digits) => {
                 self.end_half(high.take());
-                self.json.push_str("\\\\u");
-                self.json.push_str(&digits);
+                self.write("\\\\u");
+                self.write(&digits);
                 return self.in_string(character, quote, is_key, Escape::None, None);
             }
         }
@@ -304,13 +333,13 @@ impl JsonMender {
                 return Some(unit);
             }
             (0xdc00..0xe000, Some(high)) => {
-                self.json.push_str(&format!("\\u{high:04x}\\u{digits}"));
+                self.write(&format!("\\u{high:04x}\\u{digits}"));
             }
-            (0xdc00..0xe000, None) => self.json.push_str("\\ufffd"),
+            (0xdc00..0xe000, None) => self.write("\\ufffd"),
             (_, high) => {
                 self.end_half(high);
-                self.json.push_str("\\u");
-                self.json.push_str(digits);
+                self.write("\\u");
+                self.write(digits);
             }
         }
         None
@@ -319,12 +348,12 @@ impl JsonMender {
     /// A character of a string.
     fn character(&mut self, character: char) {
         match character {
-            '"' => self.json.push_str("\\\""),
+            '"' => self.write("\\\""),
             _ if (character as u32) < 0x20 => {
                 let quoted = Value::from(character.to_string()).to_string();
-                self.json.push_str(&quoted[1..quoted.len() - 1]);
+                self.write(&quoted[1..quoted.len() - 1]);
             }
-            _ => self.json.push(character),
+            _ => self.write(character.encode_utf8(&mut [0; 4])),
         }
     }
 }
@@ -347,10 +376,28 @@ pub(super) fn mended(text: &str) -> Option<Value> {
     if !text.starts_with(['{', '[']) {
         return None;
     }
-    let mut mender = JsonMender::default();
+    serde_json::from_str(&mend(text, MAX_READ_DEPTH)).ok()
+}
+
+/// The JSON of a call's arguments, whose levels are limited.
+pub(super) fn arguments_json(arguments: &Value) -> String {
+    mend(&arguments.to_string(), MAX_DEPTH)
+}
+
+/// The number of lists and objects in each other.
+pub(super) fn depth(value: &Value) -> usize {
+    match value {
+        Value::Array(items) => 1 + items.iter().map(depth).max().unwrap_or(0),
+        Value::Object(members) => 1 + members.values().map(depth).max().unwrap_or(0),
+        _ => 0,
+    }
+}
+
+fn mend(text: &str, max_depth: usize) -> String {
+    let mut mender = JsonMender::new(max_depth);
     let _ = text.chars().any(|character| mender.push(character));
     mender.close();
-    serde_json::from_str(&mender.take()).ok()
+    mender.take()
 }
 
 #[cfg(test)]
@@ -360,10 +407,7 @@ mod tests {
     use super::*;
 
     fn mend(text: &str) -> String {
-        let mut mender = JsonMender::default();
-        let _ = text.chars().any(|character| mender.push(character));
-        mender.close();
-        mender.take()
+        super::mend(text, MAX_DEPTH)
     }
 
     #[test]
@@ -400,7 +444,42 @@ mod tests {
         }
     }
 
+    #[test]
+    fn what_is_nested_too_deep_becomes_null() {
+        let mend = |text: &str| super::mend(text, 3);
+        for (deep, wanted) in [
+            ("{\"a\":[[]],\"b\":[{}]}", "{\"a\":[[]],\"b\":[{}]}"),
+            ("{\"a\":[[[1,\"]\"]],2],\"b\":3}", "{\"a\":[[null],2],\"b\":3}"),
+            ("{\"a\":[[1,[2],3,{\"b\":{}},4]]}", "{\"a\":[[1,null,3,null,4]]}"),
+            (
+                "{\"a\":{\"b\":{\"c\":{\"d\":\"\\u00e9\\ud83d\"},\"e\":5}}}",
+                "{\"a\":{\"b\":{\"c\":null,\"e\":5}}}",
+            ),
+            ("{a{b{c{d", "{\"a\":{\"b\":{\"c\":null}}}"),
+            ("{a[[[[[[x}", "{\"a\":[[null]]}"),
+        ] {
+            assert_eq!(mend(deep), wanted, "{deep}");
+        }
+    }
+
+    #[test]
+    fn arguments_fit_into_a_body_that_sends_them_back() {
+        let levels = |n: usize| format!("{}{}", "[".repeat(n), "]".repeat(n));
+        assert!(serde_json::from_str::<Value>(&levels(MAX_DEPTH + 6)).is_ok());
+        assert!(serde_json::from_str::<Value>(&levels(MAX_READ_DEPTH)).is_ok());
+        assert!(serde_json::from_str::<Value>(&levels(MAX_READ_DEPTH + 1)).is_err());
+    }
+
     proptest! {
+        #[test]
+        fn whatever_is_deep_becomes_valid_and_shallow(
+            text in "[{}\\[\\],:\"'a]{0,60}", max_depth in 1_usize..6
+        ) {
+            let json = super::mend(&format!("{{{text}"), max_depth);
+            let value: Result<Value, _> = serde_json::from_str(&json);
+            prop_assert!(value.is_ok_and(|v| depth(&v) <= max_depth), "{text:?} gave {json}");
+        }
+
         #[test]
         fn whatever_a_model_writes_becomes_valid(
             text in "[{}\\[\\],:\"'\\\\ud8cDaeTrnlu0-9 .\\n\t<é-]{0,60}"

@@ -20,7 +20,7 @@ use self::form::{
     read_calls,
 };
 pub(super) use self::found::{Found, append};
-use self::mender::JsonMender;
+use self::mender::{JsonMender, MAX_DEPTH};
 use self::tags::TagCall;
 use super::response_id;
 
@@ -288,7 +288,7 @@ impl ToolCallStream {
             Opening::Call(name, arguments) if self.may_call(opener, &name) => {
                 self.held = arguments.to_owned();
                 self.begin_named(name, found);
-                self.state = State::Arguments(JsonMender::default(), opener);
+                self.state = State::Arguments(JsonMender::new(MAX_DEPTH), opener);
                 true
             }
             _ if waits_for_tag => self.read_whole(opener, found),
@@ -322,7 +322,7 @@ impl ToolCallStream {
         self.held = inner.to_owned();
         self.begin_named(name.clone(), found);
         self.state = match is_json {
-            true => State::Arguments(JsonMender::default(), Opener::Function),
+            true => State::Arguments(JsonMender::new(MAX_DEPTH), Opener::Function),
             false => State::Tags(TagCall::new(Arc::clone(&self.form), name), opener),
         };
         true

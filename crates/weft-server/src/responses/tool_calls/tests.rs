@@ -197,6 +197,81 @@ fn any_white_space_after_a_call_belongs_to_it() {
     assert_eq!((&*content, calls), (".", called(&[("f", "{}")])));
 }
 
+/// The same wherever the text is cut in two, and character by character.
+fn read_at_all_cuts(style: CallStyle, text: &str, is_cut: bool) -> Parsed {
+    let whole = parsed(style, [text], is_cut);
+    for (at, _) in text.char_indices() {
+        let halves = text.split_at(at);
+        assert_eq!(parsed(style, [halves.0, halves.1], is_cut), whole, "{text:?} cut at {at}");
+    }
+    let characters = pieces(text, 1);
+    let cut = parsed(style, characters.iter().map(String::as_str), is_cut);
+    assert_eq!(cut, whole, "the characters of {text:?}");
+    whole
+}
+
+/// weft's own JSON reader refuses what is nested deeper than 127. The writers of Messages and
+/// Ollama's API read the arguments with it, and would send an empty object instead.
+#[test]
+fn arguments_that_are_nested_too_deep_are_null_from_there_on() {
+    let lists = |n: usize, inner: &str| format!("{}{inner}{}", "[".repeat(n), "]".repeat(n));
+    let deepest = MAX_DEPTH - 1;
+    for (n, inner) in [(deepest, ""), (deepest + 1, "1"), (127, "{}"), (300, "\"]\"")] {
+        let deep = lists(n, inner);
+        let kept = if n > deepest { lists(deepest, "null") } else { deep.clone() };
+        let arguments = format!("{{\"x\":{deep},\"n\":1}}");
+        let wanted = called(&[("f", &format!("{{\"x\":{kept},\"n\":1}}"))]);
+        let text = Value::from(&*arguments);
+        let hermes = CallStyle::Hermes;
+        for (style, text) in [
+            (
+                hermes,
+                format!("<tool_call>{{\"name\":\"f\",\"arguments\":{arguments}}}</tool_call>"),
+            ),
+            (
+                hermes,
+                format!("<tool_call>{{\"arguments\":{arguments},\"name\":\"f\"}}</tool_call>"),
+            ),
+            (hermes, format!("<tool_call>{{\"arguments\":{text},\"name\":\"f\"}}</tool_call>")),
+            (
+                hermes,
+                format!("<tool_call>[{{\"name\":\"f\",\"parameters\":{arguments}}}]</tool_call>"),
+            ),
+            (CallStyle::Tags, format!("<function=f>{arguments}</function>")),
+            (CallStyle::Bare, format!("{{\"name\":\"f\",\"parameters\":{arguments}}}")),
+        ] {
+            let read = read_at_all_cuts(style, &text, false);
+            assert_eq!(read, (String::new(), wanted.clone(), true), "{text}");
+        }
+        // A parameter that is no JSON that can be read is a text.
+        let tags = format!("<function=f><parameter=n>{deep}</parameter></function>");
+        let value = if n > deepest { Value::from(&*deep).to_string() } else { deep.clone() };
+        let wanted = called(&[("f", &format!("{{\"n\":{value}}}"))]);
+        assert_eq!(read_at_all_cuts(CallStyle::Tags, &tags, false).1, wanted, "{tags}");
+    }
+}
+
+#[test]
+fn deep_arguments_are_valid_however_they_end() {
+    for begin in ["[", "{a:", "[{\"\"", "{x[[{'y", "{\"\\u00"] {
+        for end in ["", "1", "}", "]}", "</tool_call>", "\n</function>", "\"]}", "'\\ud83d"] {
+            let arguments = format!("{{a{}{end}", begin.repeat(140));
+            for (style, opener) in [
+                (CallStyle::Hermes, "<tool_call>{\"name\": \"f\", \"arguments\": "),
+                (CallStyle::Tags, "<function=f>"),
+                (CallStyle::Bare, "{\"name\": \"f\", \"parameters\": "),
+            ] {
+                let text = format!("{opener}{arguments}");
+                let (_, calls, is_complete) = read_all(style, &text);
+                assert!(is_complete && calls.len() == 1, "{text}");
+                let json: Result<Value, _> = serde_json::from_str(&calls[0].1);
+                assert!(json.is_ok_and(|json| json.is_object()), "{text} gave {}", calls[0].1);
+                read_at_all_cuts(style, &text[..text.len().min(400)], true);
+            }
+        }
+    }
+}
+
 #[test]
 fn text_after_a_call_comes_after_it() {
     let mut stream = ToolCallStream::new(form(CallStyle::Hermes));
@@ -205,7 +280,7 @@ fn text_after_a_call_comes_after_it() {
 }
 
 /// Fragments of which models' answers are made, whole and broken.
-const FRAGMENTS: [&str; 24] = [
+const FRAGMENTS: [&str; 26] = [
     "<tool_call>",
     "</tool_call>",
     "\n",
@@ -230,6 +305,8 @@ const FRAGMENTS: [&str; 24] = [
     "\\",
     "<",
     "'",
+    "[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[",
+    "]]]]]]]]]]]]]]]]]]]]]]]]]]]]]]]]",
 ];
 
 proptest! {
