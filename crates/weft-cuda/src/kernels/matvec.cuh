@@ -454,7 +454,7 @@ __device__ __forceinline__ void multiply_norms(const u8 *weights, int n_tiles, c
         if constexpr (M::IS_WHOLE)
             if (is_read = whole.is_there(ring)) whole.read(stages);
     };
-    // A norm's weights are asked for early too, as far as registers go.
+    // A norm's weights are asked for early too.
     constexpr bool IS_NARROW = M::UNITS <= TWO_BLOCKS_UNITS;
     if (IS_NARROW && M::HALVES == 1 && tokens == 1) {
         // Where this warp's first sums will be, there is room until they are.
@@ -467,11 +467,7 @@ __device__ __forceinline__ void multiply_norms(const u8 *weights, int n_tiles, c
         read_early();
         one.template normalised<HIDDEN>(held[0], squares[0], warp);
     } else {
-        constexpr int EARLY = IS_NARROW ? M::UNITS : 0;
-        const uint4 *own_norm = norm + warp * M::UNITS * 4 + lane % 4;
-        uint4 weight[EARLY + 1];
-#pragma unroll
-        for (int i = 0; i < EARLY; ++i) weight[i] = own_norm[i * 4];
+        const NormWeights<M::UNITS> norm_weights(norm, warp, lane);
         wait_for_previous();
         rows.load(held, warp * M::UNITS);
         read_early();
@@ -480,7 +476,7 @@ __device__ __forceinline__ void multiply_norms(const u8 *weights, int n_tiles, c
             const float scale = norm_scale<M::UNITS, HIDDEN>(held[half], squares[half], warp, lane);
 #pragma unroll
             for (int i = 0; i < M::UNITS; ++i)
-                held[half][i] = normalise(held[half][i], i < EARLY ? weight[i] : load_fresh(own_norm + i * 4), scale);
+                held[half][i] = normalise(held[half][i], norm_weights.of(i, lane), scale);
         }
     }
     if constexpr (M::IS_WHOLE) {
