@@ -45,7 +45,6 @@ inline void mma(float (&d)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
 // ---- loads and words ---------------------------------------------------------------------------
 template <class T> T load_fresh(const T *at) { return *at; }
 inline void bring_near(const void *, int, int) {}
-inline void bring_copy_near(const void *, u32) {}
 template <class T> void store_relaxed(T *at, T word) { *at = word; }
 // The host sees what is published to it at once.
 inline void (*host_sees)(u64 *at, u64 word) = nullptr;

@@ -11,7 +11,7 @@
 #include "ops/norm_gate_up.cuh"
 
 // A kernel of experts lets the next one start only when routes can be read, so that it may read
-// them before it waits. So does the router's with the row that both of them normalise.
+// them before it waits.
 __device__ __forceinline__ void wait_for_routes() {
     wait_for_previous();
     let_next_start();
@@ -71,16 +71,11 @@ __device__ __forceinline__ void multiply_expert_gate_up(const Step &step, const 
     ring_make(ring);
     const u32 tokens = n_tokens(step);
     const Rows<1> rows(x, HIDDEN_STRIDE, tokens, [](u32 token) { return token; }, lane);
-    // The input is normalised while the router computes.
+    // What is normalised is asked for before copies begin: behind those it would wait for long.
+    const NormWeights<M::UNITS> norm_weights(norm, min(warp, WARPS - 1), lane);
     uint4 held[1][M::UNITS];
-    if (warp < WARPS) {
-        rows.load(held, warp * M::UNITS);
-        const uint4 *own_norm = norm + warp * M::UNITS * 4 + lane % 4;
-        const float scale = norm_scale<M::UNITS, HIDDEN>(held[0], squares, warp, lane);
-#pragma unroll
-        for (int i = 0; i < M::UNITS; ++i) held[0][i] = normalise(held[0][i], own_norm[i * 4], scale);
-    }
     wait_for_routes();
+    if (warp < WARPS) rows.load(held, warp * M::UNITS);
     const Choice choice = find_masks(masks, used, routes, tokens);
     const auto own_groups = [&](u32 n_experts) {
         const u64 n_groups = n_experts * GROUPS;
@@ -99,6 +94,10 @@ __device__ __forceinline__ void multiply_expert_gate_up(const Step &step, const 
             expert = last;
         }, lane);
     }
+    // The input is normalised while the first weights come.
+    const float scale = norm_scale<M::UNITS, HIDDEN>(held[0], squares, warp, lane);
+#pragma unroll
+    for (int i = 0; i < M::UNITS; ++i) held[0][i] = normalise(held[0][i], norm_weights.of(i, lane), scale);
     list_distinct<false>(used, nullptr, masks, choice, routes, tokens);
     const Groups own = own_groups(used.n);
     auto store = [&](int set, int, bool, u32 token, u32 row, const float (&sums)[2]) {

@@ -430,10 +430,8 @@ __device__ __forceinline__ void multiply_rows(const u8 *weights, int n_tiles, co
     else multiply<M, HELD>(ring, stages, sums, held, rows, own, tokens, store);
 }
 
-// The whole kernel, if it is the norm of a row. `row` returns which row token i of `tokens` is. The
-// next kernel may start at once, or, if `IS_PATIENT`, when the row can be read, so that it may read
-// it too before it waits.
-template <class M, bool IS_PATIENT = false, class Row, class Store>
+// The whole kernel, if it is the norm of a row. `row` returns which row token i of `tokens` is.
+template <class M, class Row, class Store>
 __device__ __forceinline__ void multiply_norms(const u8 *weights, int n_tiles, const u16 *x, const uint4 *norm,
                                                u32 count, bool hurries, Row row, Store store) {
     u8 *stages = dynamic_shared();
@@ -443,7 +441,7 @@ __device__ __forceinline__ void multiply_norms(const u8 *weights, int n_tiles, c
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const Groups own = own_groups<M>(n_tiles);
     ring_make(ring);
-    if (!IS_PATIENT) let_next_start();
+    let_next_start();
     if (warp == WARPS) return stream_weights(ring, stages, weights, n_tiles, own, M::IS_WHOLE && hurries, lane);
     const u32 tokens = count;
     const Rows<M::HALVES> rows(x, HIDDEN_STRIDE, tokens, row, lane);
@@ -456,7 +454,7 @@ __device__ __forceinline__ void multiply_norms(const u8 *weights, int n_tiles, c
         if constexpr (M::IS_WHOLE)
             if (is_read = whole.is_there(ring)) whole.read(stages);
     };
-    // A norm's weights are asked for early too, as far as registers go.
+    // A norm's weights are asked for early too.
     constexpr bool IS_NARROW = M::UNITS <= TWO_BLOCKS_UNITS;
     if (IS_NARROW && M::HALVES == 1 && tokens == 1) {
         // Where this warp's first sums will be, there is room until they are.
@@ -465,18 +463,12 @@ __device__ __forceinline__ void multiply_norms(const u8 *weights, int n_tiles, c
         OneRow<M::UNITS> one(*(Stage *)sums.of[0][0][0][warp], norm, warp, lane);
         const u16 *only = x + (u64)row(0) * HIDDEN_STRIDE;
         wait_for_previous();
-        if (IS_PATIENT) let_next_start();
         one.load(only, warp);
         read_early();
         one.template normalised<HIDDEN>(held[0], squares[0], warp);
     } else {
-        constexpr int EARLY = IS_NARROW ? M::UNITS : 0;
-        const uint4 *own_norm = norm + warp * M::UNITS * 4 + lane % 4;
-        uint4 weight[EARLY + 1];
-#pragma unroll
-        for (int i = 0; i < EARLY; ++i) weight[i] = own_norm[i * 4];
+        const NormWeights<M::UNITS> norm_weights(norm, warp, lane);
         wait_for_previous();
-        if (IS_PATIENT) let_next_start();
         rows.load(held, warp * M::UNITS);
         read_early();
 #pragma unroll
@@ -484,7 +476,7 @@ __device__ __forceinline__ void multiply_norms(const u8 *weights, int n_tiles, c
             const float scale = norm_scale<M::UNITS, HIDDEN>(held[half], squares[half], warp, lane);
 #pragma unroll
             for (int i = 0; i < M::UNITS; ++i)
-                held[half][i] = normalise(held[half][i], i < EARLY ? weight[i] : load_fresh(own_norm + i * 4), scale);
+                held[half][i] = normalise(held[half][i], norm_weights.of(i, lane), scale);
         }
     }
     if constexpr (M::IS_WHOLE) {

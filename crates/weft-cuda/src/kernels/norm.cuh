@@ -46,6 +46,25 @@ __device__ __forceinline__ uint4 normalise(uint4 x, uint4 weight, float scale) {
                       normalise_pair(x.z, weight.z, scale), normalise_pair(x.w, weight.w, scale));
 }
 
+// A norm's weights for a warp's columns, asked for before the row is there. If they are many, each of
+// them is in one lane until it is wanted, so that they take few registers.
+template <int UNITS> struct NormWeights {
+    static constexpr bool ARE_FEW = UNITS <= TWO_BLOCKS_UNITS;
+    static constexpr int OWN = ARE_FEW ? UNITS : (UNITS * 4 + 31) / 32;
+    uint4 own[OWN];
+    __device__ __forceinline__ NormWeights(const uint4 *norm, int warp, int lane) {
+#pragma unroll
+        for (int i = 0; i < OWN; ++i) own[i] = norm[warp * UNITS * 4 + (ARE_FEW ? i * 4 + lane % 4 : min(i * 32 + lane, UNITS * 4 - 1))];
+    }
+    // Those of this lane's columns of a unit. Called by a whole warp.
+    __device__ __forceinline__ uint4 of(int unit, int lane) const {
+        if (ARE_FEW) return own[unit];
+        const uint4 &all = own[unit / 8];
+        const int from = unit % 8 * 4 + lane % 4;
+        return make_uint4(__shfl_sync(FULL, all.x, from), __shfl_sync(FULL, all.y, from), __shfl_sync(FULL, all.z, from), __shfl_sync(FULL, all.w, from));
+    }
+};
+
 // The norm of one row by all lanes, where quads would leave 28 of 32 idle: lane l holds columns 4l
 // .. 4l + 3 of this warp's UNITS * 32. Squares are added by 16 lanes in the order of `norm_scale`:
 // those of two columns over the units, then over the pairs of a chunk, then over chunks.

@@ -298,13 +298,6 @@ __device__ __forceinline__ void copy_eight(u8 *to, u32 to_stride, const u8 *from
     for (int i = 0; i < 8; ++i) copy_passing(to + i * to_stride, from + i * from_stride, bytes, barrier, lane);
 #endif
 }
-// What a later copy reads, brought near. Called by one lane.
-__device__ __forceinline__ void bring_copy_near(const void *from, u32 bytes) {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("{ .reg .b64 policy; createpolicy.fractional.L2::evict_first.b64 policy, 1.0;\n"
-                 "cp.async.bulk.prefetch.L2.global.L2::cache_hint [%0], %1, policy; }" :: "l"(from), "r"(bytes) : "memory");
-#endif
-}
 // After the last of them.
 __device__ __forceinline__ void copies_begun(u64 *barrier) {
 #if __CUDA_ARCH__ < 900

@@ -16,7 +16,7 @@ norm_route(Step step, const u8 *weights, const uint4 *norm, const u16 *x, float 
     using M = Cut<RouterMatrix, HIDDEN_UNITS>;
     const u32 first = blockIdx.y * FEW;
     const u16 *own = x + (u64)first * HIDDEN_STRIDE;
-    multiply_norms<M, true>(weights, RouterMatrix::ALL_TILES, own, norm, min(n_tokens(step) - first, FEW), false, [](u32 token) { return token; },
+    multiply_norms<M>(weights, RouterMatrix::ALL_TILES, own, norm, min(n_tokens(step) - first, FEW), false, [](u32 token) { return token; },
                       [&](int set, int, bool, u32 token, u32 row, const float (&sums)[M::STORED]) {
 #pragma unroll
         for (int tile = 0; tile < M::STORED; ++tile) {
