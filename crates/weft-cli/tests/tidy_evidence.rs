@@ -43,7 +43,7 @@ fn run_files() -> Vec<(String, PathBuf)> {
 
 /// The documents for readers, with their paths from the root.
 fn documents() -> Vec<(String, String)> {
-    let mut found = vec![root().join("bench/README.md")];
+    let mut found = vec![root().join("bench/README.md"), root().join("fuzz/README.md")];
     let mut folders = vec![root().join("docs")];
     while let Some(folder) = folders.pop() {
         let (inner, files): (Vec<_>, Vec<_>) =
