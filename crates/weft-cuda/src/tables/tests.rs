@@ -368,7 +368,7 @@ fn pages_are_laid_if_many_tiles_see_them() {
         lists.counts.lays_pages
     };
     // A tile has 64 tokens. A prompt's own sections are seen by half of its tiles.
-    assert!(!lays(0, 512, 1) && !lays(8192, 512, 1));
-    assert!(lays(0, 2048, 1) && lays(8192, 2048, 1));
-    assert!(!lays(1024, 512, 4), "tiles of other lanes see other pages");
+    assert!(!lays(0, 512, 1) && !lays(8192, 256, 1));
+    assert!(lays(0, 2048, 1) && lays(8192, 512, 1));
+    assert!(!lays(1024, 256, 4), "tiles of other lanes see other pages");
 }
