@@ -25,7 +25,7 @@ pub(crate) struct SplitRule {
 
 /// If this many tiles see a section, laying its pages once takes less time than rearranging them in
 /// every block.
-pub(crate) const TILES_TO_LAY: usize = 6;
+pub(crate) const TILES_TO_LAY: usize = 7;
 
 impl SplitRule {
     pub(crate) fn new(
