@@ -9,6 +9,7 @@ mod bounds;
 mod calls;
 mod dialect;
 mod gbnf;
+mod parts;
 mod refusals;
 mod strict;
 mod thinking;
@@ -17,7 +18,7 @@ mod turns;
 use std::fmt;
 use std::sync::Arc;
 
-use llguidance::api::TopLevelGrammar;
+use llguidance::api::{GrammarInit, ParserLimits, TopLevelGrammar};
 use llguidance::toktrie::{ApproximateTokEnv, InferenceCapabilities, TokEnv, TokRxInfo, TokTrie};
 use llguidance::{Matcher, ParserFactory, TokenParser};
 use serde_json::{Value, json};
@@ -27,6 +28,7 @@ use weft_core::tokenizer::Tokenizer;
 use crate::api_error::ApiError;
 use crate::responses::CallStyle;
 
+use self::parts::Part;
 pub(crate) use self::strict::{Both, StrictTools};
 pub(crate) use self::thinking::ThinkingLimit;
 pub(crate) use self::turns::{Turns, compile};
@@ -75,30 +77,38 @@ impl Rule {
     }
 
     /// What llguidance compiles of a rule that is not too large, or why it must not.
-    fn grammar(&self) -> Result<TopLevelGrammar, String> {
-        Ok(match self {
-            Self::Json(schema) => TopLevelGrammar::from_json_schema(checked_schema(schema)?),
-            Self::Regex(regex) => TopLevelGrammar::from_regex(regex),
+    fn grammar(&self, limits: &ParserLimits) -> Result<GrammarInit, String> {
+        match self {
+            Self::Json(schema) => Ok(of_schema(checked_schema(schema)?)),
+            Self::Regex(regex) => parts::grammar(&[Part::Expression(regex.clone())], limits),
             Self::Choice(texts) => {
-                // The grammar language writes strings as JSON does.
-                let texts: Vec<String> = texts.iter().map(|text| json!(text).to_string()).collect();
-                TopLevelGrammar::from_lark(format!("start: {}", texts.join(" | ")))
+                let texts = texts.iter().map(|text| Part::Text(text.clone())).collect();
+                parts::grammar(&[Part::Or(texts)], limits)
             }
-            Self::Grammar(grammar) => TopLevelGrammar::from_lark(gbnf::to_lark(grammar)?),
+            Self::Grammar(grammar) => parts::grammar(&gbnf::rules(grammar)?, limits),
             Self::Call(tools, style) => {
                 let schema = calls::schema(tools, *style)?;
-                TopLevelGrammar::from_lark(match style {
-                    CallStyle::Bare => format!("start: %json {schema}"),
+                Ok(match style {
+                    CallStyle::Bare => of_schema(schema),
                     // Models that write tags read JSON between the same tags too.
-                    CallStyle::Hermes | CallStyle::Tags => format!(
+                    CallStyle::Hermes | CallStyle::Tags => of_lark(format!(
                         "start: \"<tool_call>\\n\" call \"\\n</tool_call>\"\n\
                          call: %json {schema}"
-                    ),
+                    )),
                 })
             }
-            Self::Strict(_) => return Err("each opening of a call has its grammar".to_owned()),
-        })
+            Self::Strict(_) => Err("each opening of a call has its grammar".to_owned()),
+        }
     }
+}
+
+fn of_schema(schema: Value) -> GrammarInit {
+    GrammarInit::Serialized(TopLevelGrammar::from_json_schema(schema))
+}
+
+/// A grammar in llguidance's language, for what [`parts`] cannot say: text around JSON.
+fn of_lark(grammar: String) -> GrammarInit {
+    GrammarInit::Serialized(TopLevelGrammar::from_lark(grammar))
 }
 
 /// A schema of a bounded size, rewritten for llguidance and checked again: what is rewritten may be
@@ -160,7 +170,7 @@ impl Grammars {
         rule: &Rule,
         param: &'static str,
     ) -> Result<Box<dyn Constraint>, ApiError> {
-        let parser = rule.check().and_then(|()| self.parser(|| rule.grammar()));
+        let parser = rule.check().and_then(|()| self.parser(|| rule.grammar(self.0.limits())));
         let parser = parser.map_err(|error| error.param(param))?;
         Ok(Box::new(Follower { matcher: Matcher::new(Ok(parser)), param, past_end: 0 }))
     }
@@ -168,15 +178,15 @@ impl Grammars {
     /// The parser of a grammar, which is written on a thread that has stack enough, too.
     fn parser(
         &self,
-        grammar: impl FnOnce() -> Result<TopLevelGrammar, String> + Send,
+        grammar: impl FnOnce() -> Result<GrammarInit, String> + Send,
     ) -> Result<TokenParser, ApiError> {
         let thread = std::thread::Builder::new().name("grammar".into()).stack_size(STACK_BYTES);
         std::thread::scope(|scope| {
             let compiling = thread.spawn_scoped(scope, move || {
                 let grammar = grammar().map_err(ApiError::invalid)?;
                 // What a parser was made from goes deep too, and is gone when this returns.
-                let parser = self.0.create_parser(grammar).map_err(|error| format!("{error:#}"));
-                parser.map_err(|error| ApiError::invalid(refusals::in_plain_words(&error)))
+                let parser = self.0.create_parser_from_init_default(grammar);
+                parser.map_err(|error| ApiError::invalid(refusals::in_plain_words(error)))
             });
             let busy = |_| ApiError::unavailable("there is no memory to compile the rule");
             let compiled = compiling.map_err(busy)?.join();
@@ -211,7 +221,7 @@ struct Follower {
 impl Follower {
     /// Why the answer cannot go on: the field and the reason, as [`ApiError`] takes them apart.
     fn refusal(&self, error: &impl fmt::Display) -> String {
-        format!("{}: {}", self.param, refusals::in_plain_words(&error.to_string()))
+        format!("{}: {}", self.param, refusals::in_plain_words(error.to_string()))
     }
 }
 
@@ -265,7 +275,7 @@ mod tests {
     }
 
     /// Whether the rule accepts a text as a whole.
-    fn follows(rule: &Rule, text: &str) -> bool {
+    pub(super) fn follows(rule: &Rule, text: &str) -> bool {
         let tokenizer = tokenizer();
         let end = tokenizer.id_of(END).unwrap();
         let grammars = Grammars::new(&tokenizer, end).unwrap();
@@ -376,6 +386,8 @@ mod tests {
         let choice = Rule::Choice(vec!["Rome".into(), odd.into()]);
         assert!(follows(&choice, "Rome") && follows(&choice, odd));
         assert!(!follows(&choice, "Rom") && !follows(&choice, "RomeRome"));
+        let slashes = Rule::Regex("a/b\\/c\nd".into());
+        assert!(follows(&slashes, "a/b/c\nd"), "expressions are taken as they are");
     }
 
     #[test]
@@ -450,7 +462,10 @@ mod tests {
         for wrong in [json!({"type": "king"}), json!({"$ref": "http://evil.com/x"}), huge] {
             assert!(grammars.compile(&Rule::Json(wrong.clone()), "x").is_err(), "{wrong}");
         }
-        assert!(grammars.compile(&Rule::Regex("[.*".into()), "x").is_err());
+        for broken in ["[.*", "a\\", "(?=a)"] {
+            let error = grammars.compile(&Rule::Regex(broken.into()), "x").unwrap_err();
+            assert!(error.json().to_string().contains("expression"), "{}", error.json());
+        }
         // The largest number of properties is accepted, and one more is refused.
         let object = |n: usize| {
             let fields = (0..n).map(|i| (format!("p{i}"), json!({"type": "null"})));

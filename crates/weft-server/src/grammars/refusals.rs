@@ -3,9 +3,11 @@
 //! llguidance reports what its parts could not do. Known reports become a sentence that says what
 //! is wrong and what to do; others are passed on without the library's marks.
 
+use std::fmt::Display;
+
 /// A rule that takes more than llguidance's limits allow.
-const TOO_COMPLEX: &str = "the rule is too complex: matching it takes more states than the limit; \
-    make it shorter, with fewer optional parts and smaller counts";
+pub(super) const TOO_COMPLEX: &str = "the rule is too complex: matching it takes more states than \
+    the limit; make it shorter, with fewer optional parts and smaller counts";
 const NOTHING_FITS: &str = "the answer cannot go on: no token of this model continues it as the \
     rule requires; allow more characters at that place";
 const NO_LOOKAROUND: &str = "expressions cannot look around: leave out anchors and boundaries such \
@@ -33,8 +35,8 @@ const MEANINGS: [(&str, &str); 13] = [
 ];
 
 /// The refusal of a rule, from llguidance's own message.
-pub(super) fn in_plain_words(message: &str) -> String {
-    let message = message.replace("<non-verbose/>", "");
+pub(super) fn in_plain_words(error: impl Display) -> String {
+    let message = format!("{error:#}").replace("<non-verbose/>", "");
     // An expression may contain anything, so its own errors are recognised first. The place of the
     // error is drawn below the expression, and the reason comes last.
     if let Some((_, reason)) = message.rsplit_once("\nerror: ")

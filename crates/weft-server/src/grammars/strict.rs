@@ -11,13 +11,12 @@ use std::fmt;
 use std::sync::Arc;
 
 use llguidance::Matcher;
-use llguidance::api::TopLevelGrammar;
 use serde_json::Value;
 use weft_core::sampling::Constraint;
 use weft_core::tokenizer::Tokenizer;
 
 use super::calls::{self, Opening};
-use super::{Grammars, bounds, refusals};
+use super::{Grammars, bounds, of_lark, refusals};
 use crate::api_error::ApiError;
 use crate::responses::{CallStyle, MAX_BARE_OPENING};
 
@@ -74,7 +73,7 @@ impl Grammars {
                 }
                 let grammar = calls::after_opening(opening, *style, tools, &is_strict)?;
                 is_empty = grammar.is_empty();
-                Ok(TopLevelGrammar::from_lark(grammar))
+                Ok(of_lark(grammar))
             });
             let parser = match parser {
                 Err(_) if is_empty => None,
@@ -225,7 +224,7 @@ impl StrictCalls {
     }
 
     fn refusal(&self, error: &impl fmt::Display) -> String {
-        format!("{}: {}", self.param, refusals::in_plain_words(&error.to_string()))
+        format!("{}: {}", self.param, refusals::in_plain_words(error.to_string()))
     }
 
     /// Notes the end of a thought in the text from `from` on.

@@ -1,4 +1,4 @@
-//! llama.cpp's grammars (GBNF), rewritten in the language that llguidance compiles.
+//! llama.cpp's grammars (GBNF), rewritten as the parts that llguidance compiles.
 //!
 //! GBNF is read character by character, llguidance reads words. So everything between two uses of a
 //! recursive rule becomes one expression, which matches as GBNF would; a grammar without recursion
@@ -9,6 +9,7 @@ mod write;
 
 use self::parse::Parser;
 use self::write::Writer;
+use super::parts::Part;
 
 /// Bytes of a grammar.
 const MAX_BYTES: usize = 64 << 10;
@@ -25,8 +26,8 @@ enum Expr {
     Repeat(Box<Expr>, u32, Option<u32>),
 }
 
-/// The same grammar as llguidance reads it, or why it cannot be.
-pub(super) fn to_lark(grammar: &str) -> Result<String, String> {
+/// The rules of a grammar, of which the first is the root, or why it cannot be followed.
+pub(super) fn rules(grammar: &str) -> Result<Vec<Part>, String> {
     if grammar.len() > MAX_BYTES {
         let n = grammar.len();
         return Err(format!("the grammar has {n} bytes, and at most {MAX_BYTES} may be"));
@@ -47,51 +48,56 @@ fn escaped(character: char) -> String {
 mod tests {
     use super::*;
 
+    fn word(expression: &str) -> Part {
+        Part::Expression(expression.to_owned())
+    }
+
     #[test]
     fn a_grammar_without_recursion_is_one_expression() {
-        let lark = to_lark(
-            "# a greeting\nroot ::= \"hi \" name (\"!\" | \".\")?\nname ::= [A-Z] [a-z]{2,}",
-        )
-        .unwrap();
-        assert_eq!(
-            lark,
-            "T0: /hi\\x{20}(?:[A-Z](?:[a-z]){2,})(?:(?:\\x{21}|\\x{2e})){0,1}/\nstart: T0"
-        );
+        let rules =
+            rules("# a greeting\nroot ::= \"hi \" name (\"!\" | \".\")?\nname ::= [A-Z] [a-z]{2,}");
+        let one = r"hi\x{20}(?:[A-Z](?:[a-z]){2,})(?:(?:\x{21}|\x{2e})){0,1}";
+        assert_eq!(rules.unwrap()[0], word(one));
     }
 
     #[test]
     fn recursive_rules_stay_rules() {
-        let lark =
-            to_lark("root ::= \"(\" ws root? ws \")\" | item\nitem ::= [^()\\n]\nws ::= \" \"*")
-                .unwrap();
-        let rules: Vec<&str> = lark.lines().filter(|line| !line.starts_with('T')).collect();
-        assert_eq!(rules, ["start: (T0 | (T1 (r0)? T2))", "r0: start"], "{lark}");
+        let rules =
+            rules("root ::= \"(\" ws root? ws \")\" | item\nitem ::= [^()\\n]\nws ::= \" \"*");
+        let nested = [
+            word(r"\x{28}(?:(?:\x{20}){0,})"),
+            Part::Rule(0).repeated(0, Some(1)),
+            word(r"(?:(?:\x{20}){0,})\x{29}"),
+        ];
+        let item = word(r"(?:[^\x{28}\x{29}\x{a}])");
+        assert_eq!(rules.unwrap()[0], Part::Or(vec![item, Part::Seq(nested.into())]));
     }
 
     /// Repetitions of repetitions are not written out.
     #[test]
     fn a_large_expression_stays_a_rule() {
-        let lark = to_lark("root ::= a{99}\na ::= b{99}\nb ::= \"x\"{9}").unwrap();
-        assert_eq!(lark, "T0: /(?:(?:(?:(?:x){9,9})){99,99})/\nstart: (T0){99,99}\nr0: start");
+        let rules = rules("root ::= a{99}\na ::= b{99}\nb ::= \"x\"{9}").unwrap();
+        let part = word("(?:(?:(?:(?:x){9,9})){99,99})");
+        assert_eq!(rules[0], part.repeated(99, Some(99)));
     }
 
     #[test]
     fn large_and_deep_grammars_end() {
         let words = |n: usize| (0..n).map(|i| format!("\"word{i:03}\"")).collect::<Vec<_>>();
-        let lark = to_lark(&format!("root ::= {}", words(300).join(" | "))).unwrap();
-        assert!(lark.contains(" | "), "one expression would be too large: {lark}");
+        let choice = rules(&format!("root ::= {}", words(300).join(" | "))).unwrap();
+        assert!(matches!(choice[0], Part::Or(_)), "one expression would be too large");
         let beside = "a".repeat(2046);
-        assert!(to_lark(&format!("root ::= \"{beside}\" | \"(\" root \")\"")).is_ok());
-        assert!(to_lark("root ::= \"x\"{3999} \"y\"").is_ok());
-        assert!(to_lark("root ::= \"x\"{4000} \"y\"").is_ok());
-        let deep = to_lark(&format!("root ::= \"a\"{}", "?".repeat(60_000))).unwrap_err();
+        assert!(rules(&format!("root ::= \"{beside}\" | \"(\" root \")\"")).is_ok());
+        assert!(rules("root ::= \"x\"{3999} \"y\"").is_ok());
+        assert!(rules("root ::= \"x\"{4000} \"y\"").is_ok());
+        let deep = rules(&format!("root ::= \"a\"{}", "?".repeat(60_000))).unwrap_err();
         assert!(deep.contains("more than 4 times over"), "{deep}");
         let empty = format!("root ::= {} x\nx ::= \"a\" x | \"b\"", "\"\"".repeat(30_000));
-        assert!(to_lark(&empty).unwrap_err().contains("at most 20000"));
+        assert!(rules(&empty).unwrap_err().contains("at most 20000"));
         for bounds in ["{4294967296}", "{1,5000000000}", "{}", "{2,1}"] {
-            assert!(to_lark(&format!("root ::= \"a\"{bounds}")).is_err(), "{bounds}");
+            assert!(rules(&format!("root ::= \"a\"{bounds}")).is_err(), "{bounds}");
         }
-        assert!(to_lark("root ::= \"a\"{,3} \"b\"{2,} \"c\"{2}").is_ok());
+        assert!(rules("root ::= \"a\"{,3} \"b\"{2,} \"c\"{2}").is_ok());
     }
 
     #[test]
@@ -118,7 +124,7 @@ mod tests {
             (&*deep, "inside each other"),
             ("root ::= ((\"a\"{999}){999})", "with all repetitions"),
         ] {
-            let error = to_lark(grammar).unwrap_err();
+            let error = rules(grammar).unwrap_err();
             assert!(error.contains(reason), "{error}");
         }
     }

@@ -1,6 +1,7 @@
-//! Writes the rules of a grammar in llguidance's language.
+//! Writes the rules of a grammar as words and their order.
 
 use super::super::bounds::{MAX_EXPRESSION_BYTES, MAX_EXPRESSIONS_BYTES};
+use super::super::parts::Part;
 use super::{Expr, escaped};
 
 /// Characters and uses of rules, with what is repeated counted as often as it may occur.
@@ -10,23 +11,22 @@ const MAX_EXPRESSION_SIZE: u64 = 4000;
 /// Bytes around the options of an expression.
 const GROUP_BYTES: usize = "(?:)".len();
 
-/// Writes rules for llguidance.
+/// Writes rules whose words are as long as they can be.
 pub(super) struct Writer {
     rules: Vec<Expr>,
     /// The expression that a rule is, if it is one, and its size.
     expressions: Vec<Option<(String, u64)>>,
-    lines: Vec<String>,
-    n_terminals: usize,
+    /// Bytes of all expressions that are words.
     bytes: usize,
 }
 
 impl Writer {
     pub(super) fn new(rules: Vec<Expr>) -> Self {
         let expressions = vec![None; rules.len()];
-        Self { rules, expressions, lines: Vec::new(), n_terminals: 0, bytes: 0 }
+        Self { rules, expressions, bytes: 0 }
     }
 
-    pub(super) fn write(mut self) -> Result<String, String> {
+    pub(super) fn write(mut self) -> Result<Vec<Part>, String> {
         let size: u64 = self.rules.iter().map(size).fold(0, u64::saturating_add);
         if size > MAX_SIZE {
             return Err(format!(
@@ -36,19 +36,13 @@ impl Writer {
         }
         self.find_expressions();
         let rules = self.rules.clone();
+        let mut written = Vec::new();
         for (index, rule) in rules.iter().enumerate() {
             // Rules that are expressions stand where they are used.
-            if index == 0 || self.expressions[index].is_none() {
-                let body = self.rule(rule)?;
-                let name = if index == 0 { "start".to_owned() } else { format!("r{index}") };
-                self.lines.push(format!("{name}: {body}"));
-            }
+            let is_used = index == 0 || self.expressions[index].is_none();
+            written.push(if is_used { self.rule(rule)? } else { Part::Seq(Vec::new()) });
         }
-        if self.expressions[0].is_none() {
-            // Others may use the root.
-            self.lines.push("r0: start".to_owned());
-        }
-        Ok(self.lines.join("\n"))
+        Ok(written)
     }
 
     /// Finds the rules that are expressions: those that use only such rules, in any order.
@@ -104,47 +98,31 @@ impl Writer {
         is_small(expression.len(), size).then_some((expression, size))
     }
 
-    /// A part as the body of a rule.
-    fn rule(&mut self, expr: &Expr) -> Result<String, String> {
+    /// A part as words and rules.
+    fn rule(&mut self, expr: &Expr) -> Result<Part, String> {
         if let Some((expression, _)) = self.expression(expr) {
-            return self.terminal(&expression, is_nullable(expr, &self.rules));
+            return self.word(expression, is_nullable(expr, &self.rules));
         }
         Ok(match expr {
             Expr::Text(_) | Expr::Class(_) => {
                 let max = MAX_EXPRESSION_BYTES;
                 return Err(format!("a text of the grammar takes more than {max} bytes"));
             }
-            Expr::Rule(rule) => format!("r{rule}"),
-            Expr::Seq(items) => self.sequence(items)?,
+            Expr::Rule(rule) => Part::Rule(*rule),
+            Expr::Seq(items) => Part::Seq(self.all(items, Expr::Seq)?),
             Expr::Or(items) => {
                 let (plain, others): (Vec<Expr>, Vec<Expr>) =
                     items.iter().cloned().partition(|item| self.expression(item).is_some());
-                let mut bodies = Vec::new();
-                for run in self.runs(&[plain, others].concat()) {
-                    bodies.push(self.rule(&one_or(run, Expr::Or))?);
-                }
-                format!("({})", bodies.join(" | "))
+                Part::Or(self.all(&[plain, others].concat(), Expr::Or)?)
             }
-            Expr::Repeat(item, min, max) => {
-                let body = self.rule(item)?;
-                match (min, max) {
-                    (0, None) => format!("({body})*"),
-                    (1, None) => format!("({body})+"),
-                    (0, Some(1)) => format!("({body})?"),
-                    (min, None) => format!("({body}){{{min},}}"),
-                    (min, Some(max)) => format!("({body}){{{min},{max}}}"),
-                }
-            }
+            Expr::Repeat(item, min, max) => self.rule(item)?.repeated(*min, *max),
         })
     }
 
-    /// Items one after the other; neighbours that are expressions become one.
-    fn sequence(&mut self, items: &[Expr]) -> Result<String, String> {
-        let mut bodies = Vec::new();
-        for run in self.runs(items) {
-            bodies.push(self.rule(&one_or(run, Expr::Seq))?);
-        }
-        Ok(format!("({})", bodies.join(" ")))
+    /// Items one after the other, or one of them; neighbours that are expressions become one.
+    fn all(&mut self, items: &[Expr], of: fn(Vec<Expr>) -> Expr) -> Result<Vec<Part>, String> {
+        let runs = self.runs(items);
+        runs.into_iter().map(|run| self.rule(&one_or(run, of))).collect()
     }
 
     /// Neighbours that are expressions, as many as surely are one together; every other item alone.
@@ -167,26 +145,15 @@ impl Writer {
     }
 
     /// A word that an expression matches. One that may be empty is optional instead.
-    fn terminal(&mut self, expression: &str, is_nullable: bool) -> Result<String, String> {
-        if expression.is_empty() {
-            return Ok("\"\"".to_owned());
-        }
+    fn word(&mut self, expression: String, is_nullable: bool) -> Result<Part, String> {
         self.bytes += expression.len();
         if self.bytes > MAX_EXPRESSIONS_BYTES {
             let max = MAX_EXPRESSIONS_BYTES;
             return Err(format!("the expressions of the grammar take more than {max} bytes"));
         }
-        let name = format!("T{}", self.n_terminals);
-        self.n_terminals += 1;
-        Ok(match is_nullable {
-            true => {
-                self.lines.push(format!("{name}: /{expression}/ & /(?s:.)+/"));
-                format!("({name})?")
-            }
-            false => {
-                self.lines.push(format!("{name}: /{expression}/"));
-                name
-            }
+        Ok(match is_nullable && !expression.is_empty() {
+            true => Part::NonEmpty(expression).repeated(0, Some(1)),
+            false => Part::Expression(expression),
         })
     }
 }
