@@ -33,6 +33,7 @@ mod timeline;
 use std::process::ExitCode;
 
 use weft_core::device::{Limits, MAX_LANES};
+use weft_core::kv::PAGE_ROWS;
 
 use self::args::{BenchCommand, GridArgs, SubjectArgs, TestArgs};
 use self::lanes::Lanes;
@@ -148,6 +149,19 @@ struct Findings {
     bandwidth: Vec<Vec<BandwidthPass>>,
 }
 
+/// Room for lanes with these numbers of rows, and for two pages of each at least: if contexts are
+/// shorter, the CUDA device does not time its ways of running a token, and takes graphs.
+fn limits(rows: &[usize], max_positions: usize, step_tokens: usize) -> Limits {
+    let roomy: Vec<usize> =
+        rows.iter().map(|rows| (*rows).max(max_positions.min(2 * PAGE_ROWS))).collect();
+    Limits {
+        step_tokens,
+        step_outputs: MAX_LANES,
+        positions: roomy.iter().copied().max().unwrap_or(1),
+        pages: Lanes::pages_for(&roomy),
+    }
+}
+
 /// Creates the device, measures, and reports the result. Each test measures the read bandwidth
 /// first.
 fn measured(
@@ -157,12 +171,7 @@ fn measured(
     table: impl FnOnce(&Report) -> String,
     measure: impl FnOnce(&mut Bench<'_>, &mut Findings) -> Result<Vec<Row>, CliError>,
 ) -> Result<Report, CliError> {
-    let limits = Limits {
-        step_tokens: args.step_tokens(),
-        step_outputs: MAX_LANES,
-        positions: rows.iter().copied().max().unwrap_or(1),
-        pages: Lanes::pages_for(rows),
-    };
+    let limits = limits(rows, subject.config.max_positions, args.step_tokens());
     let OnDevice { mut device, threads } = subject.open(args, limits)?;
     let mut findings = Findings::default();
     let mut bench = Bench::new(&subject.config, subject.forms(), &mut *device, rows);
@@ -280,5 +289,22 @@ impl GridArgs {
         let mut rows = vec![depth + n_gen; lanes];
         rows[0] = depth + n_gen.max(n_prompt);
         rows
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_short_test_has_room_for_the_contexts_on_which_a_device_times_itself() {
+        let of = |rows: &[usize], max_positions| {
+            let limits = limits(rows, max_positions, 512);
+            (limits.positions, limits.pages)
+        };
+        assert_eq!(of(&[84, 64, 64, 64], 40_960), (128, 8));
+        assert_eq!(of(&[8256, 8256], 40_960), (8256, 2 * 129));
+        // Not more than the model has.
+        assert_eq!(of(&[20], 64), (64, 1));
     }
 }
