@@ -163,8 +163,10 @@ class Emulation(unittest.TestCase):
         "crates/weft-core/src/dtype.rs": "",
         "crates/weft-core/src/engine/mod.rs": "use crate::plan::plan;\n",
         "headers/generated/c.cuh": "int c;\n",
-        "Cargo.lock": "",
     }
+    # Crates with their versions and what they depend on.
+    LOCKED = [("weft-cuda", "0.2.0", ["half 2.7.0"]), ("half", "1.8.0", []), ("half", "2.7.0", ["libc"])]
+    LOCKED += [("libc", "0.2.0", []), ("axum", "0.8.0", ["libc"])]
 
     def setUp(self):
         folder = tempfile.TemporaryDirectory()
@@ -174,11 +176,16 @@ class Emulation(unittest.TestCase):
             path = self.root / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text)
+        self.lock(self.LOCKED)
         places = dict(ROOT=self.root, HERE=self.root / "tools/emulate", CORE=self.root / "crates/weft-core/src")
         for name, path in places.items():
             patched = unittest.mock.patch.object(emulate, name, path)
             patched.start()
             self.addCleanup(patched.stop)
+
+    def lock(self, crates):
+        packages = (f'[[package]]\nname = "{name}"\nversion = "{version}"\ndependencies = {needs}\n' for name, version, needs in crates)
+        (self.root / "Cargo.lock").write_text("".join(packages))
 
     def hash(self):
         return emulate.hash_of(self.root / "headers", "tiny")
@@ -193,6 +200,14 @@ class Emulation(unittest.TestCase):
         before = self.hash()
         (self.root / "headers/matrices").write_bytes(b"1")
         self.assertNotEqual(self.hash(), before)
+
+    def test_only_crates_that_the_emulation_is_built_with_count(self):
+        before = self.hash()
+        for at, (name, version, needs) in enumerate(self.LOCKED):
+            self.lock([*self.LOCKED[:at], (name, version + "1", needs), *self.LOCKED[at + 1 :]])
+            # Another version of what is named with its version leaves the emulation without it.
+            check = self.assertEqual if (name, version) in {("half", "1.8.0"), ("axum", "0.8.0")} else self.assertNotEqual
+            check(self.hash(), before, name)
 
     def run_models(self, *words, passes=True):
         """Runs two models with stand-ins for the compiler and the cases; how many cases ran, and the exit code."""
@@ -230,7 +245,10 @@ class Emulation(unittest.TestCase):
         with tempfile.TemporaryDirectory() as folder:
             files = emulate.sources(pathlib.Path(folder))
         self.assertLessEqual({"harness.cpp", "cuda.h", "kernels/ptx.cuh", "kernels/base.cuh"}, set(files))
-
+        # What every device needs, and a crate of the server's.
+        crates = emulate.dependencies("weft-cuda")
+        self.assertIn('"name": "half"', crates)
+        self.assertNotIn('"name": "llguidance"', crates)
 
 
 if __name__ == "__main__":

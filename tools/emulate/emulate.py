@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Runs the persistent kernel's source on the CPU, and those that it shares pages with: no GPU, no CUDA, a C++ compiler and cargo.
+"""Runs the persistent kernel's source on the CPU, and those that it shares pages with: no GPU, no CUDA; a C++ compiler, cargo and Python 3.11.
 
     tools/emulate/emulate.py [--models MODEL ...] [--against REVISION] [--log FILE] [--record | --changed]
 
@@ -24,6 +24,7 @@ import re
 import subprocess
 import sys
 import tempfile
+import tomllib
 
 HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
@@ -158,11 +159,25 @@ def named(crate, *paths):
     return re.findall(rf"\b{crate}::([a-z_]+)", text) + re.findall(r"[a-z_]+", " ".join(lists))
 
 
+def dependencies(package):
+    """The crates that a package depends on, as Cargo.lock has them: others change more often."""
+    locked = tomllib.loads((ROOT / "Cargo.lock").read_text())["package"]
+    found, names = {}, [package]
+    while names:
+        name = names.pop()
+        # A dependency is named with its version where there are several.
+        for crate in locked:
+            if name in (crate["name"], f"{crate['name']} {crate['version']}") and name not in found:
+                found[name] = json.dumps(crate, sort_keys=True)
+                names += crate.get("dependencies", [])
+    return "\n".join(found[name] for name in sorted(found))
+
+
 def hash_of(folder, model):
     """A hash of everything that the result for a model depends on; the folder has its headers."""
     hashed = hashlib.sha256(pathlib.Path(__file__).read_bytes())
     hashed.update(subprocess.run(["g++", "-dumpfullversion"], check=True, capture_output=True).stdout)
-    hashed.update((ROOT / "Cargo.lock").read_bytes())
+    hashed.update(dependencies("weft-cuda").encode())
     matrices = folder / "matrices"
     hashed.update(matrices.read_bytes() if matrices.exists() else b"")
     for name, text in sorted(sources(folder).items()):
