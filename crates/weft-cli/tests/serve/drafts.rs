@@ -122,7 +122,7 @@ fn the_server_s_setting_holds_for_requests_that_do_not_say() {
     assert!(drafted(&server.ask(&quoting(json!({"speculate": 4})))).0 > 0);
     drop(server);
     let server = Server::start(&["--speculate", "4", "--draft", "weft-tiny"]);
-    assert!(server.log().contains("drafts by weft-tiny"), "{}", server.log());
+    server.until_logged("drafts by weft-tiny");
     let answer = server.ask(&quoting(json!({})));
     assert_eq!(text(&answer), SENTENCE);
     let of_model = &answer["timings"]["draft_sources"]["model"];

@@ -84,7 +84,7 @@ fn nothing_of_what_is_said_is_logged() {
     server.post("/v1/chunks", &json!({"text": "About Krogaste", "name": "Krogaste"}));
     server.send("POST", "/v1/chat/completions", &JSON, b"{\"messages\": Krogaste");
     server.signal("-TERM");
-    server.until("it ends", || server.log().contains("finishing"));
+    server.until_logged("finishing");
     let log = server.log();
     for secret in ["Krogaste", ANSWER, "a-secret-key"] {
         assert!(!log.contains(secret), "{log}");

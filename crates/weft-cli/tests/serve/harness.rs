@@ -15,6 +15,10 @@ use weft_testing::DieWithUs;
 pub const QUESTION: &str = "Who is the captain of the Krogaste?";
 pub const ANSWER: &str = "Probrosur";
 
+/// How long a test waits for anything, and how often it looks.
+const LIMIT: Duration = Duration::from_secs(20);
+const POLL: Duration = Duration::from_millis(10);
+
 /// The document that has the answer.
 pub fn document() -> String {
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../assets/demo/krogaste.txt");
@@ -109,8 +113,8 @@ impl Server {
     pub fn until(&self, what: &str, is_so: impl Fn() -> bool) {
         let start = Instant::now();
         while !is_so() {
-            assert!(start.elapsed() < Duration::from_secs(20), "never: {what}");
-            std::thread::sleep(Duration::from_millis(10));
+            assert!(start.elapsed() < LIMIT, "never: {what}");
+            std::thread::sleep(POLL);
         }
     }
 
@@ -261,9 +265,18 @@ impl Server {
         line.rsplit_once(' ').unwrap().1.parse().unwrap()
     }
 
-    /// Everything that the server has printed.
+    /// What the server has printed and this process has read.
     pub fn log(&self) -> String {
         self.log.lock().unwrap().join("\n")
+    }
+
+    /// Waits until the server has printed a text: it arrives a moment after the server goes on.
+    pub fn until_logged(&self, text: &str) {
+        let start = Instant::now();
+        while !self.log().contains(text) {
+            assert!(start.elapsed() < LIMIT, "never logged: {text}, but: {}", self.log());
+            std::thread::sleep(POLL);
+        }
     }
 
     /// Answers that were cancelled.

@@ -109,7 +109,7 @@ fn a_model_that_is_damaged_fails_alone_and_names_no_path() {
         assert!(message.contains("the model third"), "{message}");
         assert!(!message.contains(copies.path().to_str().unwrap()), "{message}");
     }
-    server.until("the operator reads why", || server.log().contains("third cannot be loaded"));
+    server.until_logged("third cannot be loaded");
     assert_eq!(text(&server.ask(&asked("second"))), ANSWER);
     // When its files are mended, it is loaded.
     fs::write(&weights, &bytes).unwrap();

@@ -153,8 +153,7 @@ fn a_damaged_store_changes_no_answer_and_is_reported() {
     assert_eq!(said(&again), said(&answer));
     assert!(!sources(&again).contains(&"remote".to_owned()), "{again}");
     assert_eq!(second.metric("weft_remote_fetches_total{result=\"hit\"}"), 0.0);
-    let log = || second.log().contains("rows are not fetched from the remote store");
-    second.until("it is said", log);
+    second.until_logged("rows are not fetched from the remote store");
     // What was computed replaces what was damaged.
     second.until("it is in the store", || stored(&second) == 1.0);
     let third = bucket.server();
@@ -167,12 +166,12 @@ fn without_a_key_the_store_is_not_used_and_without_files_it_is_refused() {
     let bucket = Bucket::new();
     let url = format!("file://{}", bucket.folder().display());
     let server = Server::start(&["--remote", &url]);
-    assert!(server.log().contains("no --remote-key says whose rows to believe"));
+    server.until_logged("no --remote-key says whose rows to believe");
     assert!(!server.metrics().contains("weft_remote"));
     let refused = Server::spawn(
         tempfile::tempdir().unwrap(),
         &["--remote", &url, "--remote-unsigned", "--disk-cache", "0"],
     );
-    refused.until("it is said", || refused.log().contains("--disk-cache is 0"));
+    refused.until_logged("--disk-cache is 0");
     assert_eq!(refused.wait().0, Some(2));
 }

@@ -52,8 +52,7 @@ fn any_name_is_answered_by_the_one_model_and_strict_names_are_not() {
     }
     let completion = json!({"prompt": "x", "max_tokens": 1, "model": "davinci"});
     assert_eq!(server.post("/v1/completions", &completion).0, 200);
-    // What the server prints arrives a moment later.
-    server.until("the second name is logged", || server.log().contains("davinci"));
+    server.until_logged("davinci");
     let log = server.log();
     assert_eq!(log.matches("gpt-4\\n").count(), 1, "once: {log}");
     for its_own in [json!({"model": "weft-tiny"}), json!({})] {

@@ -119,7 +119,8 @@ fn end(handle: &mut JobHandle) -> (usize, Result<(), String>) {
 #[test]
 fn requests_run_side_by_side_and_the_queue_has_an_end() {
     let bench = bench();
-    bench.control.step_us.store(20_000, Ordering::Relaxed);
+    // None ends before all have been submitted.
+    bench.control.step_us.store(100_000, Ordering::Relaxed);
     let mut running: Vec<JobHandle> = (0..8)
         .map(|_| {
             let handle = bench.submit(60).unwrap();
@@ -134,6 +135,7 @@ fn requests_run_side_by_side_and_the_queue_has_an_end() {
     assert!(refused.contains("4 requests are waiting"), "{refused}");
     drop(waiting.pop());
     bench.until("a client that left frees its place", || bench.submit(5).is_ok());
+    bench.control.step_us.store(200, Ordering::Relaxed);
     for handle in running.iter_mut() {
         assert_eq!(end(handle), (60, Ok(())));
     }
@@ -179,7 +181,8 @@ fn who_goes_away_while_rows_are_computed_frees_the_lane_too() {
 
 #[test]
 fn a_slow_reader_pauses_its_lane_alone_and_is_given_up() {
-    let bench = bench();
+    // Long enough for the lane beside it.
+    let bench = bench_with(Limits { slow_reader: Duration::from_secs(2), ..LIMITS });
     bench.control.step_us.store(0, Ordering::Relaxed);
     let mut slow = bench.submit(4000).unwrap();
     bench.until("it is behind", || slow.events.len() == EVENTS);
@@ -390,21 +393,18 @@ fn a_disk_that_stalls_holds_up_the_end_as_long_as_readers_may() {
 
 #[test]
 fn readings_leave_a_lane_to_answers() {
-    let bench = bench();
-    bench.control.step_us.store(20_000, Ordering::Relaxed);
-    let is_admitted = || bench.worker.shared.waiting.load(Ordering::Relaxed) == 0;
-    let mut readings = Vec::new();
-    for _ in 0..MAX_READINGS {
-        // Sixteen steps each.
-        readings.push(bench.submit_job(reading(4000)).unwrap());
-        bench.until("it has a lane", is_admitted);
-    }
+    let bench = bench_with(Limits { queue: MAX_READINGS + 2, ..LIMITS });
+    bench.control.step_us.store(100_000, Ordering::Relaxed);
+    // Sixteen steps each.
+    let mut readings: Vec<JobHandle> =
+        (0..MAX_READINGS).map(|_| bench.submit_job(reading(4000)).unwrap()).collect();
     let mut passed = bench.submit_job(reading(3)).unwrap();
     // It waits behind the reading, and goes first.
     let mut answer = bench.submit(2).unwrap();
     assert_eq!(end(&mut answer), (2, Ok(())));
     assert_eq!(bench.worker.shared.waiting.load(Ordering::Relaxed), 1);
     assert_eq!(bench.metric("weft_readings_total"), 0, "none has ended before the answer");
+    bench.control.step_us.store(200, Ordering::Relaxed);
     for handle in readings.iter_mut().chain([&mut passed]) {
         let mut values = Vec::new();
         loop {
