@@ -211,7 +211,7 @@ fn planned_memory() -> String {
         format!("{value:.digits$}")
     };
     let mut lines = vec![
-        "| model | bf16 | int8 | Q4_K_M | int4 | of it KV rows |".to_owned(),
+        "| model | bf16 | int8 | Q4_K_M | int4 | KV rows (included) |".to_owned(),
         "|---|--:|--:|--:|--:|--:|".to_owned(),
     ];
     for name in ["0.6B", "1.7B", "4B", "8B", "14B", "32B", "30B-A3B"] {
