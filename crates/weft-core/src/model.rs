@@ -309,7 +309,7 @@ pub enum ModelError {
     #[error(transparent)]
     Generation(#[from] GenerationConfigError),
     /// The caller wants to quantise weights that have codes.
-    #[error("the model's weights are quantised already; leave out --quantize")]
+    #[error("the model's weights are quantised already; open it without quantising (--quantize)")]
     AlreadyQuantised,
     /// The tokenizer has more tokens than the model has embeddings.
     #[error(

@@ -1,5 +1,6 @@
 //! Experts without the rest of a model: they lie in main memory and are computed here, by the ops
-//! of the CPU device, for a device that has no room for them. Knows nothing of that device.
+//! of the CPU device, for a device that has no room for them. This module knows nothing about that
+//! device.
 
 use half::bf16;
 use weft_core::config::Config;

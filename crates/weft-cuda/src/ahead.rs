@@ -1,8 +1,7 @@
 //! Which modules a device needs, and their cubins made before it is created.
 //!
-//! A device waits for its own kernels alone. Tests make many devices, one after the other or one at
-//! a time, and would wait for each: so they have the kernels of all of them compiled first, side by
-//! side.
+//! A device waits only for its own kernels. Tests make many devices and would wait for each, so
+//! they have the kernels of all of them compiled first, side by side.
 
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::thread;

@@ -2,9 +2,9 @@
 //!
 //! A [`Job`] is one module: its cubin comes from the cache, from a thread of [`Jobs`], or, if no
 //! thread has begun, from whoever needs it. Devices of one process share the jobs of the same
-//! module. Threads hold sources and cubins and nothing of a GPU,
-//! so a device can be dropped while they run: modules that wait are given up, and a module that a
-//! thread compiles is finished and cached. `compile.rs` ends compilers when the process ends.
+//! module. Threads hold sources and cubins, and no resource of a GPU, so a device can be dropped
+//! while they run: modules that wait are given up, and a module that a thread compiles is finished
+//! and cached. `compile.rs` ends compilers when the process ends.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::path::PathBuf;

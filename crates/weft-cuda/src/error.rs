@@ -11,10 +11,10 @@ pub enum CudaError {
     #[error("no CUDA device: {0}")]
     Unavailable(String),
     /// The kernels do not support this model.
-    #[error("the CUDA device does not run this model: {0}")]
+    #[error("the CUDA device does not run this model: {0}; run it on the CPU (--device cpu)")]
     Unsupported(String),
     /// The kernels do not compile: a bug in this program.
-    #[error("the CUDA kernels do not compile for {arch}: {log}")]
+    #[error("the CUDA kernels do not compile for {arch}: {log}; please report this")]
     Compile {
         /// The GPU they were compiled for.
         arch: String,
@@ -24,7 +24,7 @@ pub enum CudaError {
     /// The GPU does not have enough memory.
     #[error(
         "the GPU has {free} MiB free and {wanted} MiB are needed for {what}; \
-         lower --ctx-size, close other programs or take a smaller model"
+         shorten the context (--ctx-size), close other programs or choose a smaller model"
     )]
     Memory {
         /// What the memory was for.

@@ -8,8 +8,8 @@ use crate::tables::TILES_TO_LAY;
 /// How the ops of a step are launched.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Launches {
-    /// As one kernel or as a graph: whichever was faster for such steps when the device was
-    /// created.
+    /// As one kernel or as a graph: whichever was faster for such steps when weft measured both.
+    /// Steps run as graphs until the kernel is compiled.
     Auto,
     /// One or more tokens run in one persistent kernel; all other steps run as a graph.
     Persistent,
@@ -35,8 +35,8 @@ pub struct Options {
     /// Whether persistent kernels may draw tokens. Compiling those takes as long as the others, and
     /// some tests never draw.
     pub draws: bool,
-    /// Numbers of tokens whose persistent kernels are compiled; all other steps run as a graph. Some
-    /// tests need a single one.
+    /// Numbers of tokens whose persistent kernels are compiled; all other steps run as a graph.
+    /// Some tests need a single one.
     pub lanes: &'static [usize],
     /// Tiles that must see a section on average for its pages to be laid; for tests.
     pub tiles_to_lay: usize,

@@ -1,4 +1,5 @@
-//! A conversation on standard input. Each answer is printed while the model generates it.
+//! Answers each line of standard input by itself, and prints the answer while the model generates
+//! it.
 //!
 //!     cargo run --release -p weft --example stream -- Qwen/Qwen3-0.6B
 

@@ -39,8 +39,8 @@ impl<'l> Chat<'l> {
         self
     }
 
-    /// Adds a document, which comes before the next message. A document of a later message is part
-    /// of that message: `chat.say(Question::new("And now?").document(&document))`.
+    /// Adds a document before the first message. For a later message, give the document with it:
+    /// `chat.say(Question::new("And now?").document(&document))`.
     ///
     /// The prompt is the one that [`Llm::ask`] composes of the same documents, so the two use each
     /// other's KV rows.
@@ -91,8 +91,8 @@ impl<'l> Chat<'l> {
         self.stream(message, |_| {})
     }
 
-    /// Sends a message, passes each piece of the answer's text to `on_text` as soon as the model has
-    /// generated it, and returns the whole answer.
+    /// Sends a message, passes each piece of the answer's text to `on_text` as soon as the model
+    /// has generated it, and returns the whole answer.
     ///
     /// ```
     /// # fn main() -> Result<(), weft::Error> {

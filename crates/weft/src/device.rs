@@ -16,10 +16,11 @@ use crate::self_test::Passed;
 #[cfg(feature = "cuda")]
 pub use weft_cuda::Launches;
 
-/// The device that the caller asks for.
+/// The device that the caller asks for. A float32 model always runs on the reference device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum DeviceChoice {
-    /// The GPU if there is one; otherwise the CPU.
+    /// The GPU, if there is one with a driver and NVRTC; otherwise the CPU.
+    /// [`Llm::device`](crate::Llm::device) names the device.
     #[default]
     Auto,
     /// The CPU.
@@ -171,8 +172,10 @@ impl Chosen {
             #[cfg(all(feature = "cuda", not(feature = "cpu")))]
             Self::Cuda(_) => Err(Error::Experts("this program has no CPU device")),
             #[cfg(feature = "cpu")]
-            Self::Cpu => Err(Error::Experts("the CPU device keeps them there anyway")),
-            Self::Reference => Err(Error::Experts("the reference device keeps them there anyway")),
+            Self::Cpu => Err(Error::Experts("the model runs in main memory already, on the CPU")),
+            Self::Reference => Err(Error::Experts(
+                "the model runs in main memory already, on the reference device",
+            )),
         }
     }
 
@@ -292,7 +295,7 @@ mod tests {
         for (chosen, config, reason) in [
             (Chosen::Cuda(Launches::Auto), &dense, "the model has no experts"),
             (Chosen::Cuda(Launches::Persistent), &sparse, "persistent kernel"),
-            (Chosen::Cpu, &sparse, "the CPU device keeps them there anyway"),
+            (Chosen::Cpu, &sparse, "the model runs in main memory already, on the CPU"),
             (Chosen::Reference, &sparse, "the reference device"),
         ] {
             let refused = placed(chosen, config).unwrap_err().to_string();

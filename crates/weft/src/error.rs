@@ -56,8 +56,8 @@ pub enum Error {
     },
     /// The model does not fit into memory.
     #[error(
-        "the model needs {} ({} of weights, {} of KV for contexts of {context} tokens, {} of \
-         scratch) and only {} is free{}; shorten the context, lower the memory for KV rows, {}or \
+        "the model needs {} ({} of weights, {} of KV rows for contexts of {context} tokens, {} of \
+         buffers) and only {} is free{}; shorten the context, lower the memory for KV rows, {}or \
          choose a smaller model",
         in_bytes(need.total()), in_bytes(need.weights), in_bytes(need.kv), in_bytes(need.scratch),
         in_bytes(*free), if *on_gpu { " on the GPU" } else { "" },
@@ -87,13 +87,14 @@ pub enum Error {
         /// Free bytes.
         free: u64,
     },
-    /// The caller asked for experts in main memory, which cannot be.
+    /// The caller asked for experts in main memory, which this model or device does not allow.
     #[error("experts cannot lie in main memory beside a GPU: {0}; leave the experts on the device")]
     Experts(&'static str),
     /// The model fits into memory, and its draft model does not fit beside it.
     #[error(
-        "the model needs {} and its draft model {} ({} of weights, {} of KV, {} of scratch), and \
-         only {} is free{}; leave out the draft model, choose a smaller one, or shorten the context",
+        "the model needs {} and its draft model {} ({} of weights, {} of KV rows, {} of buffers), \
+         and only {} is free{}; leave out the draft model, choose a smaller one, or shorten the \
+         context",
         in_bytes(need.total()), in_bytes(draft.total()), in_bytes(draft.weights),
         in_bytes(draft.kv), in_bytes(draft.scratch), in_bytes(*free),
         if *on_gpu { " on the GPU" } else { "" }
@@ -114,7 +115,7 @@ pub enum Error {
     /// The caller asked for a GPU, and it cannot be used.
     #[error("{0}")]
     Gpu(String),
-    /// `WEFT_CPU_ISA` names an instruction set that this machine lacks.
+    /// `WEFT_CPU_ISA` names an instruction set that is unknown, or that this machine lacks.
     #[cfg(feature = "cpu")]
     #[error("WEFT_CPU_ISA: {0}")]
     Isa(#[from] weft_cpu::IsaError),

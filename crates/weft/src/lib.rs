@@ -1,5 +1,5 @@
-//! weft runs a language model on this machine's GPU or CPU, and keeps the KV rows of every document
-//! that the model has read.
+//! weft runs a language model on this machine's GPU or CPU. It reads each document once: later
+//! questions reuse what it computed.
 //!
 //! ```
 //! # fn main() -> Result<(), weft::Error> {
@@ -13,14 +13,20 @@
 //! # }
 //! ```
 //!
-//! [`open`] takes a folder, a GGUF file or a name on the Hugging Face hub, and returns an [`Llm`].
+//! [`open`] takes a folder, a GGUF file or a name on the Hugging Face hub
+//! (`org/name[:TAG][@revision]`), and returns an [`Llm`].
 //! Its methods are [`ask`](Llm::ask), [`stream`](Llm::stream), [`chat`](Llm::chat), and
 //! [`ask_all`](Llm::ask_all) for several questions at once; [`embed`](Llm::embed) and
 //! [`rerank`](Llm::rerank) are for search. [`Options`] sets the device, the length of the context,
 //! and the memory and the folder for KV rows.
 //!
 //! A KV row holds the keys and values of one token. weft computes the rows of a document with the
-//! first question about it. Later questions reuse these rows, so their answers start sooner.
+//! first question about it, and keeps them in memory. [`Options::disk_cache`] and [`Llm::save`]
+//! keep them for later processes too.
+//!
+//! Build with `--release`: without optimisation the CPU device is very slow. The default features
+//! are `cpu`, `cuda`, `hub` (downloads) and `bundled` (the demo model). The folder `examples` has
+//! four short programs.
 //!
 //! [`Llm::into_parts`] gives access to the engine in [`weft_core`], for programs that need custom
 //! sampling, their own scheduling of lanes, or chunks on disk.
@@ -53,6 +59,7 @@ pub use self::answer::{Answer, Stream};
 #[cfg(feature = "bundled")]
 pub use self::bundled::bundled_model;
 pub use self::chat::Chat;
+#[doc(inline)]
 pub use self::device::{DeviceChoice, ExpertsPlace};
 pub use self::error::Error;
 pub use self::llm::Llm;

@@ -39,8 +39,9 @@ impl Llm {
     /// Answers a question.
     ///
     /// # Errors
-    /// [`Error::Request`] if the prompt does not fit the context; [`Error::Generate`] if the device
-    /// fails.
+    /// [`Error::Chunk`] if the question or the system prompt is empty, if a document belongs to
+    /// another model, or if the model has no chat template; [`Error::Request`] if the prompt does
+    /// not fit the context; [`Error::Generate`] if the device fails.
     pub fn ask(&mut self, question: impl Into<Question>) -> Result<Answer, Error> {
         self.stream(question)?.finish()
     }
@@ -91,8 +92,9 @@ impl Llm {
         Ok(Document(self.engine.chunk(Kind::Context, text)?))
     }
 
-    /// Writes the KV rows of all documents to the [disk cache](crate::Options::disk_cache), and
-    /// returns the number of documents written. Dropping the model does not write them.
+    /// Writes the KV rows of all documents and system prompts to the
+    /// [disk cache](crate::Options::disk_cache). Returns the number of entries that have a file,
+    /// earlier ones included. Dropping the model writes nothing.
     pub fn save(&mut self) -> usize {
         self.engine.save(false)
     }

@@ -84,7 +84,7 @@ impl MemoryPlan {
         Ok(plan)
     }
 
-    /// The same, with a given amount of free memory on the device.
+    /// Plans the memory like [`new`](Self::new), with a given amount of free memory on the device.
     ///
     /// # Errors
     /// [`Error::KvMemory`]

@@ -76,8 +76,8 @@ impl Options {
     /// any machine.
     pub const DEFAULT_CONTEXT: usize = 8192;
 
-    /// The defaults: the GPU if there is one, a context of 8,192 tokens, and KV rows cached in
-    /// memory but not on disk.
+    /// The defaults: the GPU if there is one, a context of 8,192 tokens (or fewer, if the
+    /// model has fewer positions), and KV rows cached in memory but not on disk.
     pub fn new() -> Self {
         Self {
             device_options: DeviceOptions {
@@ -115,7 +115,8 @@ impl Options {
         self
     }
 
-    /// Sets how a GPU launches kernels. The default measures all ways and takes the fastest.
+    /// Sets how a GPU launches kernels. The default measures a persistent kernel and
+    /// a graph, and takes the faster one.
     #[cfg(feature = "cuda")]
     pub fn launches(mut self, launches: weft_cuda::Launches) -> Self {
         self.device_options.launches = launches;
@@ -153,8 +154,8 @@ impl Options {
     }
 
     /// Quantises the weights to this form while they are loaded, such as
-    /// [`Coded::int(4)`](Coded::int): less memory and more tokens a second, for answers that differ
-    /// a little.
+    /// [`weft_core::weights::Coded::int(4)`](Coded::int): less memory and more tokens a second, for
+    /// answers that differ a little.
     pub fn quantize(mut self, form: Coded) -> Self {
         self.quantize = Some(form);
         self
@@ -166,8 +167,9 @@ impl Options {
         self
     }
 
-    /// Sets a folder for the KV rows of documents, and its maximum size in bytes. A later process
-    /// reads a document's rows from this folder instead of computing them again.
+    /// Sets a folder for the KV rows of documents, and its maximum size in bytes.
+    /// [`Llm::save`](crate::Llm::save) writes the rows to this folder; a later process reads them
+    /// instead of computing them again.
     pub fn disk_cache(mut self, folder: impl Into<PathBuf>, bytes: u64) -> Self {
         self.disk_cache = Some((folder.into(), bytes));
         self
@@ -201,7 +203,7 @@ impl Options {
         self
     }
 
-    /// The same with an opened model.
+    /// Sets an opened model as the draft model, like [`draft`](Self::draft).
     pub fn draft_model(mut self, model: Model) -> Self {
         self.draft = Some(Draft::Model(Box::new(model)));
         self

@@ -14,8 +14,8 @@ const HEADING: &str = "Cache";
 /// Sizes and folders for KV rows and chunks.
 #[derive(Args, Clone, Default)]
 pub(crate) struct CacheArgs {
-    /// Memory for KV rows on the device (like 2g; default: two contexts, if a quarter of the free
-    /// memory holds them)
+    /// Memory for KV rows on the device (like 2g; default: two contexts, for `serve` eight, but at
+    /// most a quarter of the free memory and at least one context)
     #[arg(help_heading = HEADING, long, value_name = "SIZE", value_parser = size::parse_bytes)]
     pub(crate) kv_memory: Option<u64>,
     /// Number of contexts to size the KV memory for; set by commands, not by a flag

@@ -15,7 +15,7 @@ pub(crate) struct ChunkArgs {
     pub(crate) command: ChunkCommand,
 }
 
-/// Chunks are named by their name, or by their id or its first four or more digits.
+/// Name a chunk by its name, its id, or the first four or more digits of its id.
 #[derive(Subcommand)]
 pub(crate) enum ChunkCommand {
     /// Register a text under a name, and print its id
@@ -98,7 +98,7 @@ pub(crate) struct ListChunksArgs {
 #[derive(Args)]
 pub(crate) struct ShowChunkArgs {
     /// The chunk
-    #[arg(value_name = "ID")]
+    #[arg(value_name = "CHUNK")]
     pub(crate) id: String,
     /// Print JSON
     #[arg(long)]
@@ -112,7 +112,7 @@ pub(crate) struct ShowChunkArgs {
 #[derive(Args)]
 pub(crate) struct WarmArgs {
     /// The chunks
-    #[arg(value_name = "ID", num_args = 1.., required = true)]
+    #[arg(value_name = "CHUNK", num_args = 1.., required = true)]
     pub(crate) ids: Vec<String>,
     /// System prompt that comes before them: a text, `@FILE`, or a registered system chunk
     #[arg(long, value_name = "TEXT|@FILE|ID")]
@@ -131,7 +131,7 @@ pub(crate) struct WarmArgs {
 #[derive(Args)]
 pub(crate) struct PinArgs {
     /// The chunks
-    #[arg(value_name = "ID", num_args = 1.., required = true)]
+    #[arg(value_name = "CHUNK", num_args = 1.., required = true)]
     pub(crate) ids: Vec<String>,
     #[command(flatten)]
     pub(crate) model: ModelArgs,
@@ -142,7 +142,7 @@ pub(crate) struct PinArgs {
 #[derive(Args)]
 pub(crate) struct RmArgs {
     /// The chunks
-    #[arg(value_name = "ID", num_args = 0..)]
+    #[arg(value_name = "CHUNK", num_args = 0..)]
     pub(crate) ids: Vec<String>,
     #[command(flatten)]
     pub(crate) which: WhichArgs,
@@ -158,7 +158,7 @@ pub(crate) struct RmArgs {
 #[derive(Args)]
 pub(crate) struct ExportArgs {
     /// The chunk
-    #[arg(value_name = "ID")]
+    #[arg(value_name = "CHUNK")]
     pub(crate) id: String,
     /// The new file
     #[arg(value_name = "FILE")]

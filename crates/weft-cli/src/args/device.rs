@@ -11,14 +11,14 @@ use crate::size;
 /// The device, and how it computes.
 #[derive(Args, Clone, Copy, Debug, Default)]
 pub(crate) struct DeviceArgs {
-    /// Device
+    /// Which device runs the model
     #[arg(id = "device", long = "device", value_enum, value_name = "DEVICE",
           default_value_t = DeviceKind::Auto)]
     pub(crate) kind: DeviceKind,
-    /// Kernels
+    /// How kernels are launched on a GPU, or the reference device
     #[arg(long, value_enum, default_value_t = Kernels::Auto)]
     pub(crate) kernels: Kernels,
-    /// Where the experts of a mixture of experts lie
+    /// Where the experts of a mixture of experts are kept
     #[arg(long, value_enum, value_name = "PLACE", default_value_t = ExpertsAt::Device)]
     pub(crate) experts: ExpertsAt,
     /// Threads of the CPU device (default: all cores)

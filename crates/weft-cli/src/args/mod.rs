@@ -114,7 +114,7 @@ pub(crate) enum Command {
 #[derive(Args)]
 pub(crate) struct AskArgs {
     /// The model, if --model is not given; documents; the question, in quotes. Files may stand on
-    /// either side of it
+    /// either side of the question
     #[arg(value_name = "[MODEL] [FILE]... QUESTION", num_args = 1.., required = true)]
     pub(crate) words: Vec<String>,
     /// Document to answer from: a file, a registered chunk, or `-` for stdin; may be given several
@@ -368,7 +368,7 @@ pub(crate) struct PromptArgs {
     /// Let the model reason before it answers (default: the model's own)
     #[arg(long, overrides_with = "no_think")]
     pub(crate) think: bool,
-    /// Answer at once, without reasoning
+    /// Answer immediately, without reasoning
     #[arg(long, overrides_with = "think")]
     pub(crate) no_think: bool,
 }
@@ -413,7 +413,8 @@ pub(crate) struct SamplingArgs {
     /// Lower the logits of tokens by X for each time they occur in the answer (0: off)
     #[arg(long, value_name = "X", allow_negative_numbers = true)]
     pub(crate) frequency_penalty: Option<f32>,
-    /// Seed of the sampler: the same seed gives the same answer (default: another one each time)
+    /// Seed of the sampler: the same seed gives the same answer (default: a new one for each
+    /// answer)
     #[arg(short, long, value_name = "N")]
     pub(crate) seed: Option<u64>,
     /// End the answer before this text; may be given several times

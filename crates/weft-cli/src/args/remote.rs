@@ -45,7 +45,7 @@ pub(crate) struct RemoteTrustArgs {
 #[derive(Args)]
 pub(crate) struct PushArgs {
     /// The chunks
-    #[arg(value_name = "ID", num_args = 1.., required = true)]
+    #[arg(value_name = "CHUNK", num_args = 1.., required = true)]
     pub(crate) ids: Vec<String>,
     #[command(flatten)]
     pub(crate) remote: RemoteArgs,
@@ -58,7 +58,7 @@ pub(crate) struct PushArgs {
 #[derive(Args)]
 pub(crate) struct PullChunksArgs {
     /// The chunks, as `weft chunk list --remote` names them
-    #[arg(value_name = "ID", num_args = 1.., required = true)]
+    #[arg(value_name = "CHUNK", num_args = 1.., required = true)]
     pub(crate) ids: Vec<String>,
     #[command(flatten)]
     pub(crate) remote: RemoteArgs,

@@ -13,7 +13,7 @@ use crate::size;
 
 #[derive(Args)]
 pub(crate) struct ServeArgs {
-    /// The models. One is loaded at once; several are loaded on first use
+    /// The models. A single model is loaded immediately, several on first use
     #[arg(value_name = "MODEL", num_args = 0..)]
     pub(crate) names: Vec<String>,
     #[command(flatten)]
@@ -62,8 +62,8 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "NAME", value_delimiter = ',',
           value_parser = clap::builder::NonEmptyStringValueParser::new())]
     pub(crate) served_model_name: Vec<String>,
-    /// Refuse requests for other models with status 404 (default: the one model answers them;
-    /// several always refuse)
+    /// Refuse requests for other models with status 404 (default: a server with one model answers
+    /// them; a server with several always refuses them)
     #[arg(long)]
     pub(crate) strict_model: bool,
     /// How system blocks, tools and messages of chats are reused, if a request does not say: exact

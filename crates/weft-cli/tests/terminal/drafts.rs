@@ -45,7 +45,8 @@ fn wrong_ways_to_speculate_name_their_source_and_the_right_ones() {
     for flags in [["--speculate", "8"], ["--speculate", "on"]] {
         let (code, _, stderr) = ask(home.path(), &flags);
         assert_eq!(code, 2, "{stderr}");
-        let says = format!("{:?} is no way to speculate; use auto, off, or 1 to 7", flags[1]);
+        let says =
+            format!("{:?} does not say how much to draft; give auto, off, or 1 to 7", flags[1]);
         assert!(stderr.contains(&says), "{stderr}");
     }
     let args = [&["ask"], &QUESTION[..]].concat();

@@ -1,7 +1,7 @@
 //! The threads that own the files: one writes and deletes, a few read.
 //!
 //! The engine's thread sends commands and never waits for one. Rows on their way to a file are
-//! bounded in bytes; who has more asks again later. Files are written in groups: whatever has
+//! bounded in bytes; a caller with more asks again later. Files are written in groups: whatever has
 //! arrived while the disk was busy goes to it together. Reads do not queue behind writes.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};

@@ -1,9 +1,9 @@
 //! Rows on their way to files, beside steps.
 //!
-//! A node whose rows shall be filed is wanted until there is room in the queue. Then its rows are
-//! copied out of the device's pages, unless main memory has them, and handed to the thread that
-//! writes. Nothing here waits for the disk, except [`Cache::flush`] and [`Cache::save`], which say
-//! so. If the queue is full, rows that have to leave memory now are dropped and counted.
+//! A node whose rows are to be filed waits until the queue has room. Then its rows are copied out
+//! of the device's pages, unless main memory has them, and handed to the thread that writes.
+//! Nothing here waits for the disk, except [`Cache::flush`] and [`Cache::save`], which say so. If
+//! the queue is full, rows that have to leave memory now are dropped and counted.
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, TryRecvError};

@@ -2,8 +2,8 @@
 //!
 //! The cache asks for the rows of chunks that no other tier has, while the lane that needs them
 //! waits alone, and gives the rows of chunks that were computed here. What comes is trusted as much
-//! as a file is: who implements [`RemoteTier`] has checked it against the key and the header. Rows
-//! that came are filed on disk, so the disk is the cache of the remote tier.
+//! as a file is: the implementation of [`RemoteTier`] has checked it against the key and the
+//! header. Rows that came are filed on disk, so the disk is the cache of the remote tier.
 
 use std::any::Any;
 use std::collections::BTreeMap;

@@ -1,8 +1,8 @@
 //! Which is faster: to fetch a node's rows from a file or the remote tier, or to compute them? All
 //! are measured.
 //!
-//! Rows have the same bits either way, so only time depends on the choice. Before a disk has been
-//! measured, it is taken for a slow one. A tier that was found slower is tried again now and then:
+//! Rows have the same bits either way, so only time depends on the choice. weft assumes that a disk
+//! is slow until it has measured it. A tier that was found slower is tried again now and then:
 //! a disk may have been busy with something else. Nobody waits for such a read of a file: the rows
 //! are computed meanwhile.
 

@@ -1,10 +1,10 @@
 //! The homes of a chunk: the places in prompts at which its rows can be computed.
 //!
-//! Rows are found by what they attended to. So rows from elsewhere could be planted for any begin
-//! of any prompt, unless somebody asks whether the chunk can stand there. A chunk stands where the
-//! template puts it: a system chunk at the begin of a prompt, a document or an answer after a
-//! system prompt, or alone if it is isolated. Rows that attended to other documents belong to one
-//! prompt, not to the chunk.
+//! Rows are found by what they attended to. So rows from elsewhere could be planted for the
+//! beginning of any prompt. This module therefore says where a chunk can stand: where the template
+//! puts it. That is the beginning of a prompt for a system chunk, a place after a system prompt for
+//! a document or an answer, or a place of its own if it is isolated. Rows that attended to other
+//! documents belong to one prompt, not to the chunk.
 
 use std::sync::Arc;
 

@@ -60,11 +60,11 @@ pub enum Repair {
     /// Nothing.
     #[default]
     None,
-    /// The first tokens of each moved chunk, now attending to everything before it. The first
-    /// tokens of a chunk that was computed alone draw too much attention; this corrects it.
+    /// The first tokens of each moved chunk, which then attend to everything before the chunk. The
+    /// first tokens of a chunk that was computed alone draw too much attention; this corrects it.
     Link(usize),
-    /// The given share of tokens, those whose rows deviate most at a layer, counted from 0; at the
-    /// last one if the model has fewer.
+    /// The given share of tokens, from 0 to 1: those whose rows deviate most at the given layer.
+    /// Layers count from 0; a higher number than the model has means its last layer.
     Blend(f64, u16),
 }
 

@@ -58,7 +58,7 @@ pub enum BaseError {
         vocab: usize,
     },
     /// A row's scale or smallest log-probability is no number.
-    #[error("row {row} has a scale that is no number; make the file again")]
+    #[error("row {row} has a scale that is not a number; make the file again")]
     Scale {
         /// The row, counted from 0.
         row: u64,

@@ -136,7 +136,7 @@ pub enum RequestError {
     #[error("the prompt has no tokens; give it a text")]
     EmptyPrompt,
     /// The model does not have this token.
-    #[error("token {token} is not in the vocabulary of {vocab}")]
+    #[error("token {token} is not in the model's vocabulary; ids are below {vocab}")]
     UnknownToken {
         /// The token.
         token: u32,
@@ -146,7 +146,7 @@ pub enum RequestError {
     /// The prompt leaves no room for an answer.
     #[error(
         "the prompt has {tokens} tokens and the context holds {context}, answer included; \
-         shorten the prompt, or raise --ctx-size if the model has more positions"
+         shorten the prompt, or lengthen the context (--ctx-size) if the model has more positions"
     )]
     TooLong {
         /// Tokens of the prompt.
@@ -167,11 +167,12 @@ pub enum RequestError {
     #[error("all {} lanes are busy; wait for one to finish", crate::device::MAX_LANES)]
     NoLane,
     /// Rows cannot be computed in advance.
-    #[error("no rows are kept (--no-cache), so computing them in advance is of no use")]
+    #[error("the cache is off (--no-cache), so rows cannot be computed in advance")]
     KeepsNothing,
     /// There is too little free memory for prompt and answer.
     #[error(
-        "{0}; wait for a running request, unpin chunks, lower --max-tokens or raise --kv-memory"
+        "{0}; wait for a running request, unpin chunks, allow a shorter answer (--max-tokens) or \
+         give more memory for KV rows (--kv-memory)"
     )]
     NoRoom(#[from] OutOfPages),
 }

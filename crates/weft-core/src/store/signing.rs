@@ -1,6 +1,6 @@
 //! Signatures on rows that come from elsewhere: a file from another machine, a shared store.
 //!
-//! Whoever can write such a place can plant rows that answer as they like: a checksum proves that
+//! Anyone who can write to such a place can plant rows that change answers: a checksum proves that
 //! rows arrived as they were sent, not who computed them. A signature is a keyed BLAKE3 hash, so
 //! whoever can check one can also write one: the key belongs to people who trust each other.
 

@@ -1,5 +1,6 @@
 //! Loaded kernels. A module is loaded when one of its kernels is first used, and waits for its
-//! compiler then (`compile_jobs.rs`); a kernel in hand is a promise of one.
+//! compiler then (`compile_jobs.rs`); until then a [`Kernel`] stands for one that is being
+//! compiled.
 
 use std::ffi::{CString, c_void};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};

@@ -56,7 +56,11 @@ const ANNOTATIONS: [&str; 15] = [
 ];
 
 fn within(n: usize, max: usize, who: &str, what: &str) -> Result<(), String> {
-    if n <= max { Ok(()) } else { Err(format!("{who} {n} {what}, and at most {max} may be")) }
+    if n <= max {
+        Ok(())
+    } else {
+        Err(format!("{who} {n} {what}, and the limit is {max}; simplify it"))
+    }
 }
 
 /// Checks an expression that an answer has to match.
@@ -153,8 +157,8 @@ fn check_multiples(n: u64, are: &str) -> Result<(), String> {
     match n <= MAX_MULTIPLES {
         true => Ok(()),
         false => Err(format!(
-            "the multipleOf of the schema {are} {n}, without decimal points, and at most \
-             {MAX_MULTIPLES} may be"
+            "the multipleOf of the schema {are} {n}, without decimal points, and the limit \
+             is {MAX_MULTIPLES}"
         )),
     }
 }
@@ -278,7 +282,7 @@ impl<'v> Shape<'v> {
                 return Err(format!(
                     "the schemas that must hold at once (allOf, or anyOf, oneOf and $ref beside \
                      other keywords; properties beside minProperties) make {} combinations or \
-                     more, and at most {MAX_COMBINATIONS} may be",
+                     more, and the limit is {MAX_COMBINATIONS}; simplify them",
                     self.combinations
                 ));
             }
@@ -378,7 +382,7 @@ mod tests {
             let refused = check_shape(&schema(most + 2));
             if most < MAX_PROPERTIES {
                 let refused = refused.unwrap_err();
-                assert!(refused.contains("at most 10000 may be"), "{refused}");
+                assert!(refused.contains("the limit is 10000"), "{refused}");
             }
         }
     }

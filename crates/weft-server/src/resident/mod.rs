@@ -1,8 +1,8 @@
 //! The resident engine: a server that other commands of the same user find and use.
 //!
 //! A server listens on a socket in a folder that only its user can enter. What a socket answers is
-//! in [`protocol`]; `routes/resident.rs` has the handlers. No other user can connect: the folder is
-//! checked by both sides, and the server asks the system for the user of each connection.
+//! in [`protocol`]; `routes/resident.rs` has the handlers. No other user can connect: both sides
+//! check the folder, and on Linux the server asks the system for the user of each connection.
 
 pub mod protocol;
 

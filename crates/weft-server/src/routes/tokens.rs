@@ -156,7 +156,10 @@ pub(super) async fn detokenize(
         let vocab = model.vocab();
         let unknown = body.value.tokens.iter().find(|id| id.count() >= vocab);
         if let Some(id) = unknown {
-            let message = format!("token {} is not in the vocabulary of {vocab}", id.get());
+            let message = format!(
+                "token {} is not in the model's vocabulary; ids are below {vocab}",
+                id.get()
+            );
             return Err(ApiError::invalid(message).param("tokens"));
         }
         let ids: Vec<u32> = body.value.tokens.iter().map(|id| id.get() as u32).collect();

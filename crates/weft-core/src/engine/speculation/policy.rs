@@ -1,6 +1,6 @@
-//! How much a lane drafts, and when not.
+//! How much a lane drafts, and when it drafts nothing.
 //!
-//! A draft pays if the tokens that it is expected to bring outweigh the dearer step. Guesses can be
+//! A draft pays if the tokens that it is expected to bring outweigh the longer step. Guesses can be
 //! wrong for long, so each lane also has an account, in plain steps of one token: it starts with a
 //! small credit, pays for drafts that fail and earns with drafts that succeed. An answer of 512
 //! tokens can therefore lose no more than the credit and what comes in with time, together less

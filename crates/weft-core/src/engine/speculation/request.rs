@@ -38,7 +38,7 @@ impl fmt::Display for Speculate {
 
 /// A text that says nothing about drafts.
 #[derive(Debug, Error, PartialEq, Eq)]
-#[error("{text:?} is no way to speculate; use auto, off, or 1 to {}", Speculate::MAX)]
+#[error("{text:?} does not say how much to draft; give auto, off, or 1 to {}", Speculate::MAX)]
 pub struct WrongSpeculate {
     text: String,
 }

@@ -30,7 +30,9 @@ enum Expr {
 pub(super) fn rules(grammar: &str) -> Result<Vec<Part>, String> {
     if grammar.len() > MAX_BYTES {
         let n = grammar.len();
-        return Err(format!("the grammar has {n} bytes, and at most {MAX_BYTES} may be"));
+        return Err(format!(
+            "the grammar has {n} bytes, and the limit is {MAX_BYTES}; simplify it"
+        ));
     }
     let rules = Parser::new(grammar).rules()?;
     Writer::new(rules).write()

@@ -30,8 +30,8 @@ impl Writer {
         let size: u64 = self.rules.iter().map(size).fold(0, u64::saturating_add);
         if size > MAX_SIZE {
             return Err(format!(
-                "the grammar has {size} characters and rules with all repetitions, and at most \
-                 {MAX_SIZE} may be"
+                "the grammar has {size} characters and rules with all repetitions, and the \
+                 limit is {MAX_SIZE}; simplify it"
             ));
         }
         self.find_expressions();
