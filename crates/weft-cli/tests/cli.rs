@@ -473,7 +473,8 @@ fn a_model_is_pulled_listed_and_run_by_its_name() {
 #[cfg(unix)]
 #[test]
 fn ctrl_c_ends_an_answer_of_seconds() {
-    let mut child = weft(&["ask", "--ignore-eos", "hello"])
+    // So slow that the answer does not end by itself.
+    let mut child = weft(&["ask", "--kernels", "reference", "--ignore-eos", "hello"])
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()

@@ -6,7 +6,7 @@ mod harness;
 use std::io::{BufRead, BufReader, Read};
 use std::net::SocketAddr;
 use std::sync::{Arc, Condvar, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 use weft_server::{
@@ -185,7 +185,9 @@ fn a_model_that_cannot_be_loaded_fails_in_the_words_of_each_dialect() {
     assert_eq!(post(address, routes("one")[1].0, &routes("one")[1].1).0, 200);
     // After it, as an event. A request that comes before a failed load is forgotten gets its status.
     for (path, body) in routes("broken") {
+        let start = Instant::now();
         while status(address, "broken") != json!({"value": "unloaded"}) {
+            assert!(start.elapsed() < Duration::from_secs(60), "the failed load is not forgotten");
             std::thread::sleep(Duration::from_millis(5));
         }
         gate.set(false);

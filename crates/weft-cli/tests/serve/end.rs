@@ -2,24 +2,24 @@
 
 use std::io::{BufRead, Read};
 use std::net::TcpStream;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use serde_json::json;
 
 use crate::harness::{ANSWER, JSON, Server, chat, chat_with, endless, text};
 
 #[test]
-fn who_leaves_frees_the_lane_within_two_seconds() {
-    let server = Server::start(&[]);
+fn who_leaves_frees_the_lane() {
+    // So slow that no answer ends by itself.
+    let server = Server::start(&["--kernels", "reference"]);
     let mut stream = server.open_stream(&endless(3900));
     stream.read_line(&mut String::new()).unwrap();
     let silent = endless(3900).to_string().replace("\"stream\":true", "\"stream\":false");
     let whole = server.open("POST", "/v1/chat/completions", &JSON, silent.as_bytes());
     server.until("both run", || server.metric("weft_lanes_running") == 2.0);
     drop((stream, whole));
-    let left = Instant::now();
     server.until("both are gone", || server.is_idle());
-    assert!(left.elapsed() < Duration::from_secs(2), "{:?}", left.elapsed());
+    assert_eq!(server.cancelled(), 2.0);
 }
 
 #[test]
@@ -31,10 +31,12 @@ fn many_that_leave_harm_nobody() {
         .collect();
     std::thread::sleep(Duration::from_millis(500));
     drop(streams);
-    let start = Instant::now();
-    let answer = server.ask(&chat());
-    assert_eq!(text(&answer), ANSWER);
-    assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
+    // Until the server has seen that they left, the queue may be full.
+    server.until("there is room", || {
+        let (status, answer) = server.post("/v1/chat/completions", &chat());
+        assert!(status == 429 || text(&answer) == ANSWER, "{answer}");
+        status == 200
+    });
     server.until("all are gone", || server.is_idle());
 }
 
@@ -63,12 +65,16 @@ fn none_is_lost_of_more_than_there_are_lanes_for() {
 #[test]
 fn an_orderly_end_finishes_what_runs_and_refuses_what_comes() {
     let server = Server::start(&[]);
-    let mut running = server.open_stream(&endless(1500));
+    // More than fits into the buffers: it does not end before it is read.
+    let mut running = server.open_stream(&endless(3900));
     running.read_line(&mut String::new()).unwrap();
     server.until("it runs", || server.metric("weft_lanes_running") == 1.0);
     server.signal("-TERM");
-    server.until("it is draining", || server.get("/health").0 == 503);
-    assert_eq!(server.get("/health").1["status"], "draining");
+    server.until("it is draining", || {
+        let (status, health) = server.get("/health");
+        assert!(status == 200 || health["status"] == "draining", "{status}: {health}");
+        status == 503
+    });
     server.refusal("/v1/chat/completions", &chat(), 503);
     let mut rest = String::new();
     running.read_to_string(&mut rest).unwrap();
@@ -151,12 +157,10 @@ fn a_head_that_never_ends_is_not_waited_for() {
     let server = Server::start(&[]);
     let mut stream = TcpStream::connect(("127.0.0.1", server.port)).unwrap();
     stream.write_all(b"GET /health HTTP/1.1\r\nHost: local").unwrap();
-    stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
     let mut answer = Vec::new();
-    let start = Instant::now();
     // The server may close with or without a message; our own timeout would be an error.
     stream.read_to_end(&mut answer).unwrap();
-    assert!(start.elapsed() < Duration::from_secs(15));
     let huge = format!("GET /health HTTP/1.1\r\nX: {}\r\n\r\n", "x".repeat(1 << 20));
     let mut stream = TcpStream::connect(("127.0.0.1", server.port)).unwrap();
     let _ = stream.write_all(huge.as_bytes());

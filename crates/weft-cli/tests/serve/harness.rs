@@ -16,7 +16,7 @@ pub const QUESTION: &str = "Who is the captain of the Krogaste?";
 pub const ANSWER: &str = "Probrosur";
 
 /// How long a test waits for anything, and how often it looks.
-const LIMIT: Duration = Duration::from_secs(20);
+const LIMIT: Duration = Duration::from_secs(60);
 const POLL: Duration = Duration::from_millis(10);
 
 /// The document that has the answer.

@@ -111,7 +111,9 @@ fn a_model_that_is_damaged_fails_alone_and_names_no_path() {
     }
     server.until_logged("third cannot be loaded");
     assert_eq!(text(&server.ask(&asked("second"))), ANSWER);
-    // When its files are mended, it is loaded.
+    // When its files are mended, it is loaded. A request that comes before the failed load is
+    // forgotten shares its failure.
+    server.until("it is forgotten", || status(&server, "third") == "unloaded");
     fs::write(&weights, &bytes).unwrap();
     assert_eq!(text(&server.ask(&asked("third"))), ANSWER);
 }

@@ -43,7 +43,7 @@ fn ctrl_c_ends_an_answer_without_a_trace_of_the_key() {
         Expect("weft-tiny> "),
         Send("/quit\r"),
     ];
-    let args = ["chat", "--ignore-eos", "--temp", "0"];
+    let args = ["chat", "--kernels", "reference", "--ignore-eos", "--temp", "0"];
     let (code, shown) = at_terminal(home().path(), &args, &steps);
     assert_eq!(code, 0, "{shown}");
     assert!(!shown.contains("^C"), "{shown}");

@@ -1,9 +1,13 @@
 //! Mistakes of a new user: each is reported at once, in one line that says what to do.
 
 use std::fs::{self, File};
+use std::io::{Read, Write};
+use std::net::TcpStream;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
+
+use weft_testing::DieWithUs;
 
 use crate::Step::Expect;
 use crate::{at_terminal, home, weft, weft_with};
@@ -209,13 +213,24 @@ fn serve_prints_an_address_that_works_and_ends_at_once_while_it_loads() {
         .stderr(File::create(&log).unwrap())
         .spawn()
         .unwrap();
+    let _guard = DieWithUs::new(&child);
     let start = Instant::now();
-    let is_late = |start: Instant| start.elapsed() > Duration::from_secs(20);
-    while !fs::read_to_string(&log).unwrap().contains("Ctrl-C ends") && !is_late(start) {
+    let is_late = |start: Instant| start.elapsed() > Duration::from_secs(60);
+    // The handler of Ctrl-C is installed by the time that the server answers.
+    let answers = || {
+        let log = fs::read_to_string(&log).unwrap();
+        let port = log.split("http://127.0.0.1:").nth(1).and_then(|rest| rest.split(' ').next());
+        let stream = port.map(|port| TcpStream::connect(format!("127.0.0.1:{port}")));
+        let Some(Ok(mut stream)) = stream else { return false };
+        stream
+            .write_all(b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+            .unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).is_ok_and(|_| answer.starts_with("HTTP/1.1 "))
+    };
+    while !answers() && !is_late(start) {
         std::thread::sleep(Duration::from_millis(20));
     }
-    // The handler is installed a moment after the line.
-    std::thread::sleep(Duration::from_millis(500));
     let id = child.id().to_string();
     assert!(Command::new("kill").args(["-INT", &id]).status().unwrap().success());
     let sent = Instant::now();

@@ -24,7 +24,8 @@ struct Bench {
 
 const LIMITS: Limits = Limits {
     queue: 4,
-    slow_reader: Duration::from_millis(300),
+    // Tests that want a reader to be given up set their own.
+    slow_reader: Duration::from_secs(60),
     give_way: Duration::from_secs(60),
     drain: Duration::from_secs(5),
 };
@@ -63,7 +64,7 @@ impl Bench {
     fn until(&self, what: &str, is_so: impl Fn() -> bool) {
         let start = Instant::now();
         while !is_so() {
-            assert!(start.elapsed() < Duration::from_secs(10), "never: {what}");
+            assert!(start.elapsed() < Duration::from_secs(30), "never: {what}");
             std::thread::sleep(Duration::from_millis(1));
         }
     }
@@ -171,23 +172,24 @@ fn who_goes_away_while_rows_are_computed_frees_the_lane_too() {
     for job in jobs {
         let handle = bench.submit_job(job()).unwrap();
         bench.until("it runs", || bench.metric("weft_lanes_running") == 1);
-        let left = Instant::now();
+        let steps = || bench.control.steps.load(Ordering::Relaxed);
+        let before = steps();
         drop(handle);
         bench.until("it is gone", || bench.metric("weft_lanes_running") == 0);
         // All of it would take 16 steps.
-        assert!(left.elapsed() < Duration::from_millis(1500), "{:?}", left.elapsed());
+        assert!(steps() <= before + 3, "{} steps", steps() - before);
     }
 }
 
 #[test]
 fn a_slow_reader_pauses_its_lane_alone_and_is_given_up() {
     // Long enough for the lane beside it.
-    let bench = bench_with(Limits { slow_reader: Duration::from_secs(2), ..LIMITS });
+    let bench = bench_with(Limits { slow_reader: Duration::from_secs(5), ..LIMITS });
     bench.control.step_us.store(0, Ordering::Relaxed);
     let mut slow = bench.submit(4000).unwrap();
     bench.until("it is behind", || slow.events.len() == EVENTS);
-    let mut beside = bench.submit(1000).unwrap();
-    assert_eq!(end(&mut beside), (1000, Ok(())));
+    let mut beside = bench.submit(100).unwrap();
+    assert_eq!(end(&mut beside), (100, Ok(())));
     // It catches up in time, then reads no more.
     for _ in 0..EVENTS {
         slow.events.blocking_recv().unwrap();

@@ -209,7 +209,7 @@ mod tests {
             );
             assert!(per_token < 16.0);
             // A slow machine, other tests beside it, no optimisation: far above the usual.
-            assert!(build_ms < 500.0 && look_up_us < 200.0, "{build_ms} ms, {look_up_us} µs");
+            assert!(build_ms < 2000.0 && look_up_us < 1000.0, "{build_ms} ms, {look_up_us} µs");
         }
     }
 }
