@@ -153,14 +153,18 @@ class Emulation(unittest.TestCase):
         "crates/weft-cuda/src/kernels/a.cuh": '#include "kernels/b.cuh"\n',
         "crates/weft-cuda/src/kernels/b.cuh": "int b;\n",
         "crates/weft-cuda/src/kernels/other.cuh": "int other;\n",
-        "crates/weft-cuda/examples/emulation.rs": "use weft_core::reference::{Reference};\n",
-        "crates/weft-testing/src/lib.rs": "pub mod parity;\n",
+        "crates/weft-cuda/examples/emulation.rs": "use weft_core::reference::{Reference};\nuse weft_testing::parity;\n",
+        "crates/weft-testing/src/lib.rs": "pub mod parity;\npub mod stub;\n",
+        "crates/weft-testing/src/parity.rs": "use crate::exact;\n",
+        "crates/weft-testing/src/exact.rs": "use weft_core::kv::Slot;\n",
+        "crates/weft-testing/src/stub.rs": "use crate::parity;\n",
         "crates/weft-core/src/lib.rs": "pub mod reference;\n",
         "crates/weft-core/src/reference/mod.rs": "use crate::{plan, rope::Table};\n"
         "#[cfg(test)]\nmod tests {\n    use crate::engine::Engine;\n}\n",
         "crates/weft-core/src/plan.rs": "use crate::dtype::Dtype;\n",
         "crates/weft-core/src/rope.rs": "",
         "crates/weft-core/src/dtype.rs": "",
+        "crates/weft-core/src/kv.rs": "",
         "crates/weft-core/src/engine/mod.rs": "use crate::plan::plan;\n",
         "headers/generated/c.cuh": "int c;\n",
     }
@@ -177,7 +181,9 @@ class Emulation(unittest.TestCase):
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text)
         self.lock(self.LOCKED)
-        places = dict(ROOT=self.root, HERE=self.root / "tools/emulate", CORE=self.root / "crates/weft-core/src")
+        crates = self.root / "crates"
+        example = crates / "weft-cuda/examples/emulation.rs"
+        places = dict(ROOT=self.root, HERE=self.root / "tools/emulate", CRATES=crates, EXAMPLE=example)
         for name, path in places.items():
             patched = unittest.mock.patch.object(emulate, name, path)
             patched.start()
@@ -192,9 +198,12 @@ class Emulation(unittest.TestCase):
 
     def test_a_change_of_what_is_emulated_changes_the_hash(self):
         unrelated = {"crates/weft-cuda/src/kernels/other.cuh", "crates/weft-core/src/engine/mod.rs"}
+        unrelated |= {"crates/weft-testing/src/stub.rs"}
         for name, text in self.FILES.items():
             before = self.hash()
-            (self.root / name).write_text(text + "// changed\n")
+            (self.root / name).write_text("  // A comment.\n" + text)
+            self.assertEqual(self.hash(), before, f"a comment in {name}")
+            (self.root / name).write_text("int changed; // so\n" + text)
             check = self.assertEqual if name in unrelated else self.assertNotEqual
             check(self.hash(), before, name)
         before = self.hash()
@@ -239,9 +248,10 @@ class Emulation(unittest.TestCase):
 
     def test_the_files_of_this_tree_are_found(self):
         unittest.mock.patch.stopall()
-        found = {str(path.relative_to(emulate.CORE)) for path in emulate.reference()}
-        self.assertLessEqual({"reference/attend.rs", "rope.rs", "device/step.rs"}, found)
-        self.assertNotIn("engine/mod.rs", found)
+        found = {str(path.relative_to(emulate.CRATES)) for path in emulate.reference()}
+        core = {f"weft-core/src/{name}.rs" for name in ("reference/attend", "rope", "device/step")}
+        self.assertLessEqual(core | {"weft-testing/src/parity.rs"}, found)
+        self.assertFalse(found & {"weft-core/src/engine/mod.rs", "weft-testing/src/stub.rs"})
         with tempfile.TemporaryDirectory() as folder:
             files = emulate.sources(pathlib.Path(folder))
         self.assertLessEqual({"harness.cpp", "cuda.h", "kernels/ptx.cuh", "kernels/base.cuh"}, set(files))

@@ -29,7 +29,8 @@ import tomllib
 HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 KERNELS = "crates/weft-cuda/src/"
-CORE = ROOT / "crates/weft-core/src"
+CRATES = ROOT / "crates"
+EXAMPLE = CRATES / "weft-cuda/examples/emulation.rs"
 PASSED = HERE / "passed.txt"
 TINY = dict(hidden_size=30, num_attention_heads=6, num_key_value_heads=2, head_dim=10, intermediate_size=37, vocab_size=101)
 ODD = dict(hidden_size=301, num_attention_heads=15, num_key_value_heads=3, head_dim=46, intermediate_size=533, vocab_size=397)
@@ -135,28 +136,38 @@ def sources(folder):
     return found
 
 
+def code(text):
+    """A file's code: without comments that have their own lines, and without tests at its end. They change no result."""
+    lines = text.split("#[cfg(test)]\nmod tests {")[0].splitlines(keepends=True)
+    return "".join(line for line in lines if not line.lstrip().startswith("//"))
+
+
 def reference():
-    """The files of weft-core that the host's check depends on: the modules that it names, and those that they name."""
-    modules, names = set(), ["lib", *named("weft_core", ROOT / "crates/weft-cuda/examples/emulation.rs")]
+    """The files that the host's check depends on: the modules of two crates that it names, and those that they name."""
+    modules, names = set(), [("weft_core", "lib"), ("weft_testing", "lib"), *named("", EXAMPLE)]
     while names:
-        name = names.pop()
-        if name not in modules:
-            modules.add(name)
-            names += named("crate", *module(name)) if name != "lib" else []
-    return sorted(path for name in modules for path in module(name))
+        crate, name = names.pop()
+        if (crate, name) not in modules:
+            modules.add((crate, name))
+            # The first page of weft-core shows what users need.
+            names += named(crate, *module(crate, name)) if (crate, name) != ("weft_core", "lib") else []
+    return sorted(path for crate, name in modules for path in module(crate, name))
 
 
-def module(name):
-    """The files of a module of weft-core."""
-    return [path for path in [CORE / f"{name}.rs", *(CORE / name).rglob("*.rs")] if path.is_file()]
+def module(crate, name):
+    """The files of a module, without those that have only tests."""
+    source = CRATES / crate.replace("_", "-") / "src"
+    found = [source / f"{name}.rs", *(source / name).rglob("*.rs")]
+    return [path for path in found if path.is_file() and path.name != "tests.rs"]
 
 
 def named(crate, *paths):
-    """The modules of a crate that some files name, without their tests."""
-    code = (path.read_text().split("#[cfg(test)]\nmod tests {")[0] for path in paths if path.name != "tests.rs")
-    text = "\n".join(code)
-    lists = re.findall(rf"\b{crate}::\{{([^}}]*)}}", text)
-    return re.findall(rf"\b{crate}::([a-z_]+)", text) + re.findall(r"[a-z_]+", " ".join(lists))
+    """The modules that files of a crate name, each with its crate."""
+    text, found = "\n".join(code(path.read_text()) for path in paths), []
+    for of, word in (("weft_core",) * 2, ("weft_testing",) * 2, (crate, "crate")):
+        lists = " ".join(re.findall(rf"\b{word}::\{{([^}}]*)}}", text))
+        found += [(of, name) for name in re.findall(rf"\b{word}::([a-z_]+)", text) + re.findall(r"[a-z_]+", lists)]
+    return found
 
 
 def dependencies(package):
@@ -180,12 +191,10 @@ def hash_of(folder, model):
     hashed.update(dependencies("weft-cuda").encode())
     matrices = folder / "matrices"
     hashed.update(matrices.read_bytes() if matrices.exists() else b"")
-    for name, text in sorted(sources(folder).items()):
-        hashed.update(f"{name} {len(text)}\n".encode() + text)
-    checks = [ROOT / "crates/weft-cuda/examples/emulation.rs", *sorted((ROOT / "crates/weft-testing/src").rglob("*.rs"))]
-    for path in checks + reference():
-        text = path.read_bytes()
-        hashed.update(f"{path.relative_to(ROOT)} {len(text)}\n".encode() + text)
+    files = {name: text.decode() for name, text in sources(folder).items()}
+    files |= {str(path.relative_to(ROOT)): path.read_text() for path in [EXAMPLE, *reference()]}
+    for name, text in sorted(files.items()):
+        hashed.update(f"{name} {len(code(text))}\n{code(text)}".encode())
     return hashed.hexdigest()
 
 
