@@ -386,7 +386,7 @@ fn drawings_are_those_of_their_runs() {
             "first-token.svg",
             runs(&[
                 "2026-11-17-epyc-2c-2f681d6/first-token.json",
-                "2026-11-16-h200-9a0c819/first-token-1.json",
+                "2026-11-18-h200-e2f58f1/first-token-0.6b.json",
             ]),
         ),
     ] {
