@@ -409,7 +409,7 @@ mod tests {
             (of(1e300), "18446744073709551615"),
         ] {
             let refused = check(refused).unwrap_err();
-            assert!(refused.contains(n) && refused.contains("at most 50000"), "{refused}");
+            assert!(refused.contains(n) && refused.contains("limit is 50000"), "{refused}");
         }
     }
 

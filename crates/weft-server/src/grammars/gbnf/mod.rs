@@ -95,7 +95,7 @@ mod tests {
         let deep = rules(&format!("root ::= \"a\"{}", "?".repeat(60_000))).unwrap_err();
         assert!(deep.contains("more than 4 times over"), "{deep}");
         let empty = format!("root ::= {} x\nx ::= \"a\" x | \"b\"", "\"\"".repeat(30_000));
-        assert!(rules(&empty).unwrap_err().contains("at most 20000"));
+        assert!(rules(&empty).unwrap_err().contains("limit is 20000"));
         for bounds in ["{4294967296}", "{1,5000000000}", "{}", "{2,1}"] {
             assert!(rules(&format!("root ::= \"a\"{bounds}")).is_err(), "{bounds}");
         }
