@@ -263,6 +263,7 @@ fn without_path(text: &str, model: &ModelName) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::args::{DeviceArgs, DeviceKind};
 
     #[test]
     fn clients_read_no_paths() {
@@ -304,6 +305,22 @@ mod tests {
         assert_eq!(plan(true), Ok(positions));
         let refused = plan(false).unwrap_err();
         assert!(refused.contains("--ctx-size 1048576 exceeds"), "{refused}");
+    }
+
+    /// The system hands out pages of main memory when they are first written, so those that a
+    /// model has reserved still look free.
+    #[test]
+    fn rows_on_the_cpu_are_reserved_and_taken_later() {
+        let args = ModelArgs {
+            device: DeviceArgs { kind: DeviceKind::Cpu, ..DeviceArgs::default() },
+            ..ModelArgs::default()
+        };
+        let (cache, speculate) = (CacheArgs::default(), Speculate::Auto);
+        let served = ServedModels { args, cache, speculate, lowers_context: false };
+        let name = ModelName::new(models::BUNDLED, models::BUNDLED);
+        let need = served.open(&name, &LoadProgress::default()).unwrap().plan().unwrap();
+        assert!(!need.on_gpu);
+        assert!((1..need.bytes).contains(&need.lazy_bytes), "{need:?}");
     }
 
     #[test]

@@ -494,3 +494,6 @@ impl State {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

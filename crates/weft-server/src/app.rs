@@ -1,5 +1,6 @@
 //! State that all requests share.
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 
 use tokio::sync::Semaphore;
@@ -33,6 +34,26 @@ pub(crate) struct App {
     /// The state of the resident socket.
     #[cfg(unix)]
     pub(crate) resident: crate::resident::State,
+}
+
+impl App {
+    /// A server that has answered nothing yet. `address` is that for HTTP.
+    pub(crate) fn new(
+        options: Options,
+        models: Arc<Registry>,
+        #[cfg_attr(not(unix), expect(unused_variables))] address: SocketAddr,
+    ) -> Self {
+        Self {
+            models,
+            requests: RequestMetrics::default(),
+            options,
+            recent: Recent::default(),
+            dialects: dialects::State::default(),
+            body_budget: BodyBudget::default(),
+            #[cfg(unix)]
+            resident: crate::resident::State::new(address),
+        }
+    }
 }
 
 /// Runs work that takes time in proportion to `bytes`: on this thread if it is short, otherwise on

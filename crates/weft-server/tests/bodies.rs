@@ -1,5 +1,6 @@
 //! Sizes of what is sent: heads, bodies that are announced, empty ones, and large bodies of many
-//! clients, whose sum is bounded without small requests noticing; and answers that nobody reads.
+//! clients, whose sum is bounded without small requests noticing; answers that nobody reads; and
+//! paths that nobody knows.
 
 mod harness;
 
@@ -112,6 +113,23 @@ fn heads_are_bounded() {
         let answer = answer(bytes);
         assert!(answer.starts_with("HTTP/1.1 431"), "{bytes}: {answer}");
     }
+}
+
+/// Each would be a series of the metrics for as long as the server runs.
+#[test]
+fn paths_that_clients_invent_are_counted_together() {
+    let (address, _) = serve();
+    for n in 0..20 {
+        for path in [format!("/no/such/{n}"), format!("/v1/chunks/{n:032x}")] {
+            assert!(get(address, &path).starts_with("HTTP/1.1 404"), "{path}");
+        }
+    }
+    let metrics = get(address, "/metrics");
+    for route in ["other", "/v1/chunks/{id}"] {
+        let series = format!("weft_http_requests_total{{route=\"{route}\",status=\"404\"}} 20\n");
+        assert!(metrics.contains(&series), "{series}: {metrics}");
+    }
+    assert!(!metrics.contains("/no/such"), "{metrics}");
 }
 
 #[test]

@@ -185,6 +185,29 @@ fn the_names_of_tools_are_limited() {
     }
 }
 
+/// What is counted is what the model reads.
+#[test]
+fn what_a_message_says_of_its_blocks_is_part_of_the_prompt() {
+    let (address, _) = serve();
+    let count = |block: &Value| {
+        let content = json!([block, {"type": "text", "text": "x"}]);
+        let body = json!({"messages": [{"role": "user", "content": content}]}).to_string();
+        let (status, answer) = post(address, "/v1/messages/count_tokens", &body);
+        assert_eq!(status, 200, "{answer}");
+        let (_, json) = answer.split_once("\r\n\r\n").unwrap();
+        serde_json::from_str::<Value>(json).unwrap()["input_tokens"].as_u64().unwrap()
+    };
+    let document = json!({"type": "document", "source": {"type": "text", "data": "a b c"}});
+    let result = json!({"type": "tool_result", "tool_use_id": "1", "content": "a b c"});
+    for (block, more) in [
+        (&document, json!({"title": "a title"})),
+        (&document, json!({"context": "a book"})),
+        (&result, json!({"is_error": true})),
+    ] {
+        assert!(count(&merged(block.clone(), &more)) > count(block), "{more}");
+    }
+}
+
 #[test]
 fn a_failure_in_mid_stream_has_the_form_of_its_dialect() {
     let (address, control) = serve();

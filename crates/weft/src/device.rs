@@ -284,6 +284,18 @@ mod tests {
     use super::*;
 
     #[test]
+    fn nothing_is_loaded_onto_a_device_that_failed_its_test() {
+        let load = || -> Result<i32, Error> { panic!("it is loaded") };
+        let (loaded, tested) = after_test(Err("norm_qkv is off".to_owned()), load).unwrap();
+        assert_eq!(loaded, None);
+        assert!(matches!(&tested, Tested::Failed(reason) if reason == "norm_qkv is off"));
+        let passed = self_test::cpu().unwrap();
+        let (loaded, tested) = after_test(Ok(passed), || Ok(7)).unwrap();
+        assert_eq!(loaded, Some(7));
+        assert!(matches!(tested, Tested::Passed(_)));
+    }
+
+    #[test]
     fn experts_lie_in_main_memory_beside_a_gpu_only() {
         let [sparse, dense] =
             ["qwen3-30b-a3b", "qwen3-0.6b"].map(|name| shapes::config(name).unwrap());

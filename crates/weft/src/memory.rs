@@ -206,12 +206,16 @@ pub fn default_ram_cache() -> u64 {
 /// Memory that this process can still allocate, if the system reports it: the smaller of the
 /// machine's and the cgroup's.
 pub fn available_memory() -> Option<u64> {
-    let read = |name: &str| {
-        std::fs::read_to_string(format!("/sys/fs/cgroup/memory.{name}")).ok()?.trim().parse().ok()
-    };
+    let read = |name: &str| std::fs::read_to_string(format!("/sys/fs/cgroup/memory.{name}")).ok();
+    available(machine_memory(), read)
+}
+
+/// The smaller of a machine's free memory and that of a cgroup, whose files `read` reads.
+fn available(machine: Option<u64>, read: impl Fn(&str) -> Option<String>) -> Option<u64> {
+    let number = |name: &str| read(name)?.trim().parse().ok();
     let group: Option<u64> =
-        read("max").map(|max: u64| max.saturating_sub(read("current").unwrap_or(0)));
-    [machine_memory(), group].into_iter().flatten().min()
+        number("max").map(|max: u64| max.saturating_sub(number("current").unwrap_or(0)));
+    [machine, group].into_iter().flatten().min()
 }
 
 /// Linux has a file for it, macOS a program; other systems do not say.
@@ -338,6 +342,27 @@ mod tests {
         );
         if cfg!(any(target_os = "linux", target_os = "macos")) {
             assert!(machine_memory().is_some_and(|bytes| bytes > 1 << 20));
+        }
+    }
+
+    /// As in a container, whose machine has more.
+    #[test]
+    fn the_limit_of_a_cgroup_counts() {
+        let free = |machine, max: &str, current: &str| {
+            let files = [("max", max), ("current", current)];
+            available(machine, |name| {
+                let (_, text) = files.iter().find(|(file, _)| *file == name)?;
+                (!text.is_empty()).then(|| format!("{text}\n"))
+            })
+        };
+        assert_eq!(free(Some(5000), "1000", "400"), Some(600));
+        assert_eq!(free(Some(5000), "1000", "1100"), Some(0));
+        assert_eq!(free(Some(5000), "1000", ""), Some(1000));
+        assert_eq!(free(Some(100), "1000", "400"), Some(100));
+        assert_eq!(free(None, "1000", "400"), Some(600));
+        for no_limit in ["max", ""] {
+            assert_eq!(free(Some(5000), no_limit, "400"), Some(5000));
+            assert_eq!(free(None, no_limit, "400"), None);
         }
     }
 

@@ -436,3 +436,24 @@ impl Weights for Counted<'_> {
         self.weights.fingerprint()
     }
 }
+
+#[cfg(all(test, feature = "bundled"))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_draft_model_that_does_not_fit_beside_its_model_is_refused() {
+        let model = crate::bundled_model().unwrap();
+        let options = Options::new().device(DeviceChoice::Reference);
+        let room = options.room(&model.config).unwrap();
+        let forms = Forms::of(&*model.weights, &model.config);
+        let on = Chosen::Reference;
+        let mut memory = MemoryPlan::with_free(&model.config, &forms, &room, on, Some(1 << 40));
+        let memory = memory.as_mut().unwrap();
+        options.plan_draft(&model, on, &room, memory).unwrap();
+        memory.free = Some(memory.need.total() + 1);
+        memory.check_fits().unwrap();
+        let refused = options.plan_draft(&model, on, &room, memory).err();
+        assert!(matches!(refused, Some(Error::DraftTooLarge { .. })), "{refused:?}");
+    }
+}

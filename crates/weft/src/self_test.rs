@@ -266,6 +266,9 @@ fn prefill(device: &mut dyn Inspect, config: &Config, block: usize) -> Result<Ve
     Ok(device.logits(0).to_vec())
 }
 
+#[cfg(test)]
+mod whole_plans;
+
 #[cfg(all(test, feature = "cpu"))]
 mod tests {
     use weft_core::weights::{LayerTensor, Tensor, Weights, WeightsError};

@@ -207,8 +207,15 @@ mod tests {
         ] {
             assert!(!serves(&other, &cache));
         }
-        let elsewhere = CacheArgs { cache_dir: Some("/elsewhere".into()), ..cache.clone() };
-        assert!(!serves(&model(), &elsewhere));
+        for (flag, other) in [
+            ("cache_dir", CacheArgs { cache_dir: Some("/elsewhere".into()), ..cache.clone() }),
+            ("chunk_dir", CacheArgs { chunk_dir: Some("/elsewhere".into()), ..cache.clone() }),
+            ("kv_memory", CacheArgs { kv_memory: Some(1 << 30), ..cache.clone() }),
+            ("ram_cache", CacheArgs { ram_cache: Some(1 << 30), ..cache.clone() }),
+            ("disk_cache", CacheArgs { disk_cache: Some(1 << 30), ..cache.clone() }),
+        ] {
+            assert!(!serves(&model(), &other), "{flag}");
+        }
         let coarse = CacheArgs { stored_rows: Some(StoredRows::Int8), ..cache.clone() };
         assert!(!serves(&model(), &coarse));
         let full = CacheArgs { stored_rows: Some(StoredRows::Full), ..cache.clone() };
@@ -221,7 +228,6 @@ mod tests {
         }
         let remote = RemoteArgs { remote: Some("s3://team/kv".to_owned()), ..<_>::default() };
         assert!(!serves(&model(), &CacheArgs { remote, ..cache.clone() }));
-        assert!(!serves(&model(), &CacheArgs { kv_memory: Some(1 << 30), ..cache.clone() }));
         fs::write(folder.path().join("config.json"), "{} ").unwrap();
         assert!(!serves(&model(), &cache), "the files have changed");
     }

@@ -7,12 +7,14 @@ use std::sync::{Arc, Mutex};
 
 use async_trait::async_trait;
 use bytes::Bytes;
+use futures_util::FutureExt;
 use futures_util::stream::{self, BoxStream, StreamExt};
 use object_store::memory::InMemory;
 use object_store::path::Path;
 use object_store::{
     CopyOptions, Error, GetOptions, GetResult, GetResultPayload, ListResult, MultipartUpload,
     ObjectMeta, ObjectStore, PutMultipartOptions, PutOptions, PutPayload, PutResult, Result,
+    UploadPart,
 };
 use tokio::sync::Semaphore;
 
@@ -26,6 +28,12 @@ pub struct Faulty {
     pub damage: Mutex<Option<Damage>>,
     /// The error of every write.
     pub refuses_writes: Mutex<Option<fn() -> Error>>,
+    /// The error of every part of an upload but the first.
+    pub refuses_parts: Mutex<Option<fn() -> Error>>,
+    /// Uploads that were given up.
+    pub n_aborted: Arc<AtomicUsize>,
+    /// Objects that were deleted, in this order.
+    pub deleted: Arc<Mutex<Vec<Path>>>,
     /// The error of every read.
     pub refuses_reads: Mutex<Option<fn() -> Error>>,
     /// While set, reads and writes wait for a permit of `gate`.
@@ -44,6 +52,9 @@ impl Faulty {
             inner: InMemory::new(),
             damage: Mutex::default(),
             refuses_writes: Mutex::default(),
+            refuses_parts: Mutex::default(),
+            n_aborted: Arc::default(),
+            deleted: Arc::default(),
             refuses_reads: Mutex::default(),
             is_slow: AtomicBool::new(false),
             gate: Semaphore::new(0),
@@ -154,7 +165,10 @@ impl ObjectStore for Faulty {
         options: PutMultipartOptions,
     ) -> Result<Box<dyn MultipartUpload>> {
         self.pass().await;
-        self.inner.put_multipart_opts(path, options).await
+        let inner = self.inner.put_multipart_opts(path, options).await?;
+        let (refusal, n_aborted) =
+            (*self.refuses_parts.lock().unwrap(), Arc::clone(&self.n_aborted));
+        Ok(Box::new(Upload { inner, n_parts: 0, refusal, n_aborted }))
     }
 
     async fn get_opts(&self, path: &Path, options: GetOptions) -> Result<GetResult> {
@@ -190,7 +204,11 @@ impl ObjectStore for Faulty {
         &self,
         paths: BoxStream<'static, Result<Path>>,
     ) -> BoxStream<'static, Result<Path>> {
-        self.inner.delete_stream(paths)
+        let deleted = Arc::clone(&self.deleted);
+        let record = move |path: &Result<Path>| {
+            deleted.lock().unwrap().extend(path.as_ref().ok().cloned());
+        };
+        self.inner.delete_stream(paths.inspect(record).boxed())
     }
 
     fn list(&self, prefix: Option<&Path>) -> BoxStream<'static, Result<ObjectMeta>> {
@@ -203,5 +221,34 @@ impl ObjectStore for Faulty {
 
     async fn copy_opts(&self, from: &Path, to: &Path, options: CopyOptions) -> Result<()> {
         self.inner.copy_opts(from, to, options).await
+    }
+}
+
+/// An object that is written in parts.
+#[derive(Debug)]
+struct Upload {
+    inner: Box<dyn MultipartUpload>,
+    n_parts: usize,
+    refusal: Option<fn() -> Error>,
+    n_aborted: Arc<AtomicUsize>,
+}
+
+#[async_trait]
+impl MultipartUpload for Upload {
+    fn put_part(&mut self, part: PutPayload) -> UploadPart {
+        self.n_parts += 1;
+        match self.refusal.filter(|_| self.n_parts > 1) {
+            Some(error) => std::future::ready(Err(error())).boxed(),
+            None => self.inner.put_part(part),
+        }
+    }
+
+    async fn complete(&mut self) -> Result<PutResult> {
+        self.inner.complete().await
+    }
+
+    async fn abort(&mut self) -> Result<()> {
+        self.n_aborted.fetch_add(1, Ordering::SeqCst);
+        self.inner.abort().await
     }
 }

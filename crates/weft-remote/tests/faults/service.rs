@@ -6,9 +6,10 @@ use std::sync::atomic::Ordering;
 use std::sync::mpsc::TryRecvError;
 use std::time::{Duration, Instant};
 
+use weft_core::chunk::{ChunkId, Kind};
 use weft_core::engine::{Fetched, RemoteTier};
 use weft_core::store::{Header, KvKey, RowForm, Rows};
-use weft_remote::{BreakerState, Limits, Trust};
+use weft_remote::{BreakerState, Limits, Sweep, Trust};
 
 use super::faulty::{Faulty, denied, full, reset, server_error};
 use super::*;
@@ -43,6 +44,37 @@ fn long_rows_travel_in_parts_and_in_ranges() {
     assert!(fetch(&remote, &long).as_ref() == Some(&*rows(&long)));
     assert_eq!(store.reads() - before, 4, "a manifest and three ranges");
     assert_eq!(remote.stats().read_bytes, 2 * 2 * 5_000 * 501 * 2);
+}
+
+/// Its parts take room in the store.
+#[test]
+fn an_upload_that_fails_is_given_up() {
+    let store = Faulty::new();
+    let remote = open(&store);
+    let long = Header { layers: 2, kv_width: 5_000, ..header(&[7; 501]) };
+    *store.refuses_parts.lock().unwrap() = Some(full);
+    assert!(remote.put(&key(&long), &long, rows(&long)));
+    assert_eq!(remote.flush(LONG), 0);
+    assert_eq!((remote.stats().count_failed("failed"), store.paths().len()), (1, 0));
+    assert_eq!(store.n_aborted.load(Ordering::SeqCst), 1);
+}
+
+/// A reader that comes in between finds no manifest, and no manifest without its rows.
+#[test]
+fn the_manifest_is_deleted_before_everything_else() {
+    let store = Faulty::new();
+    let remote = open(&store);
+    let header = header(&[1, 2]);
+    let chunk = ChunkId::of(Kind::Context, &[1, 2]);
+    assert!(RemoteTier::put(&remote, &chunk, &key(&header), &header, rows(&header)));
+    assert_eq!(remote.flush(LONG), 0);
+    let before = store.paths();
+    assert_eq!(before.len(), 3, "rows, their manifest, and their use by a chunk: {before:?}");
+    remote.sweep(&Sweep { older_than: Some(Duration::ZERO), max_bytes: None }).unwrap();
+    let mut deleted = store.deleted.lock().unwrap().clone();
+    assert!(deleted[0].as_ref().ends_with("/manifest"), "{deleted:?}");
+    deleted.sort();
+    assert_eq!(deleted, before);
 }
 
 #[test]
@@ -162,6 +194,22 @@ fn one_timeout_opens_the_breaker_and_then_nothing_is_asked() {
     assert_eq!((stats.n_opened, remote.take_warnings().len()), (1, 1));
     assert_eq!(remote.take_warnings(), Vec::<String>::new());
     assert_eq!(stats.write_breaker, BreakerState::Closed, "writes have their own");
+}
+
+/// No range is late, and all of them together are.
+#[test]
+fn a_fetch_ends_in_its_time_however_its_parts_come() {
+    let store = Faulty::new();
+    let header = header(&[1, 2]);
+    store_rows(&open(&store), &header);
+    let limits = Limits { whole_fetch: Duration::from_millis(300), ..limits() };
+    let remote = open_as(&store, Trust::Key(KEY), limits);
+    // The manifest comes, and then nothing.
+    store.is_slow.store(true, Ordering::SeqCst);
+    store.gate.add_permits(1);
+    let answer = remote.fetch(&key(&header), &header);
+    assert_eq!(answer.recv_timeout(Duration::from_secs(60)), Ok(None));
+    assert_eq!(reasons(&remote.stats()), [("timeout", 1)]);
 }
 
 #[test]

@@ -239,6 +239,27 @@ mod tests {
         }
     }
 
+    /// A body without an end, which sends a byte after each pause.
+    fn endless(pause: Duration) -> body::Body {
+        let pauses = futures_util::stream::repeat(pause);
+        body::Body::from_stream(pauses.then(|pause| async move {
+            tokio::time::sleep(pause).await;
+            Ok::<_, std::convert::Infallible>(vec![b' '])
+        }))
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_body_that_does_not_arrive_is_not_waited_for() {
+        for (pause, limit) in [(2 * STALL, STALL), (STALL / 2, TIMEOUT)] {
+            let (start, budget) = (tokio::time::Instant::now(), BodyBudget::default());
+            let reading = read(endless(pause), MAX_BYTES, &budget);
+            let refused = timeout(10 * TIMEOUT, reading).await.expect("it ends").err().unwrap();
+            assert_eq!(refused.status(), StatusCode::REQUEST_TIMEOUT, "{pause:?}");
+            let (waited, late) = (start.elapsed(), limit + Duration::from_secs(1));
+            assert!((limit..late).contains(&waited), "{waited:?} with pauses of {pause:?}");
+        }
+    }
+
     #[tokio::test]
     async fn small_bodies_do_not_wait_for_large_ones() {
         let budget = BodyBudget::default();

@@ -10,6 +10,8 @@ mod progress;
 mod request_id;
 #[cfg(unix)]
 mod resident;
+#[cfg(all(test, unix))]
+mod tests;
 
 use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
@@ -28,11 +30,8 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 
 use crate::app::App;
-use crate::dialects;
-use crate::metrics::RequestMetrics;
 use crate::model_info::{Load, LoadError};
 use crate::registry::{LoadFailure, ModelName, ModelSource, OneModel, Registry, Settings};
-use crate::responses::Recent;
 use crate::routes;
 use crate::worker::{Limits, Phase};
 
@@ -148,36 +147,26 @@ impl Server {
         source: Arc<dyn ModelSource>,
     ) -> Result<(), ServeError> {
         let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
-        let limits = Limits {
-            queue: self.options.queue,
-            slow_reader: SLOW_READER,
-            give_way: GIVE_WAY,
-            drain: DRAIN,
-        };
-        let settings = Settings {
-            limits,
-            keep_loaded: self.options.keep_loaded,
-            max_loaded: self.options.max_loaded,
-            allow_load: self.options.allow_load,
-            strict: self.options.strict_model,
-            log: Arc::clone(&self.log),
-        };
-        #[cfg(unix)]
-        let resident = crate::resident::State::new(self.listener.local_addr()?);
-        let app = Arc::new(App {
-            models: Registry::new(settings, source, models),
-            requests: RequestMetrics::default(),
-            options: self.options,
-            recent: Recent::default(),
-            dialects: dialects::State::default(),
-            body_budget: BodyBudget::default(),
-            #[cfg(unix)]
-            resident,
-        });
+        let models = Registry::new(settings(&self.options, &self.log), source, models);
+        let app = Arc::new(App::new(self.options, models, self.listener.local_addr()?));
         let served = runtime.block_on(serve(self.listener, app, &*self.log));
         // A model may still be loading: its thread ends with the process.
         runtime.shutdown_background();
         served
+    }
+}
+
+/// What these options mean for the models.
+pub(crate) fn settings(options: &Options, log: &Arc<dyn Fn(&str) + Send + Sync>) -> Settings {
+    let limits =
+        Limits { queue: options.queue, slow_reader: SLOW_READER, give_way: GIVE_WAY, drain: DRAIN };
+    Settings {
+        limits,
+        keep_loaded: options.keep_loaded,
+        max_loaded: options.max_loaded,
+        allow_load: options.allow_load,
+        strict: options.strict_model,
+        log: Arc::clone(log),
     }
 }
 
@@ -194,7 +183,8 @@ async fn serve(
     let resident = std::future::pending::<()>();
     // Before the first request: none shall find a server that is healthy and not ready.
     let loading = app.models.is_single().then(|| app.models.begin_first()).flatten();
-    let mut accepting = Box::pin(accept(&listener, routes::router(Arc::clone(&app)), &graceful));
+    let router = routes::router(Arc::clone(&app));
+    let mut accepting = Box::pin(accept(&listener, router, &graceful, CONNECTIONS));
     let unloadable = tokio::select! {
         () = &mut accepting => None,
         () = resident => None,
@@ -255,8 +245,14 @@ async fn shutdown_signal() -> std::io::Result<()> {
     tokio::signal::ctrl_c().await
 }
 
-async fn accept(listener: &tokio::net::TcpListener, router: Router, graceful: &GracefulShutdown) {
-    let permits = Arc::new(Semaphore::new(CONNECTIONS));
+/// Accepts clients, `most` at a time.
+async fn accept(
+    listener: &tokio::net::TcpListener,
+    router: Router,
+    graceful: &GracefulShutdown,
+    most: usize,
+) {
+    let permits = Arc::new(Semaphore::new(most));
     loop {
         let Ok(permit) = Arc::clone(&permits).acquire_owned().await else { return };
         let Ok((stream, _)) = listener.accept().await else {

@@ -39,16 +39,22 @@ pub(super) fn accept<'a>(
     let serving = async move {
         let router = routes::resident_router(Arc::clone(&app));
         tokio::select! {
-            () = accept_all(listener, router, graceful) => {}
+            () = accept_all(listener, router, graceful, CONNECTIONS) => {}
             () = app.resident.stopped() => {}
         }
     };
     (socket, serving)
 }
 
-async fn accept_all(listener: Option<UnixListener>, router: Router, graceful: &GracefulShutdown) {
+/// Accepts programs, `most` at a time.
+pub(super) async fn accept_all(
+    listener: Option<UnixListener>,
+    router: Router,
+    graceful: &GracefulShutdown,
+    most: usize,
+) {
     let Some(listener) = listener else { return std::future::pending().await };
-    let permits = Arc::new(Semaphore::new(CONNECTIONS));
+    let permits = Arc::new(Semaphore::new(most));
     let own = rustix::process::geteuid().as_raw();
     loop {
         let Ok(permit) = Arc::clone(&permits).acquire_owned().await else { return };

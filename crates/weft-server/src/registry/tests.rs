@@ -1,7 +1,7 @@
 //! The registry on models that compute nothing, loaded when the test says so.
 
 use std::collections::{BTreeSet, HashMap};
-use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::{AtomicU64, AtomicUsize};
 
 use futures_util::poll;
 use weft_testing::stub::{self, Control};
@@ -11,9 +11,13 @@ use crate::model_info::Loaded;
 use crate::worker::{Job, JobEvent};
 
 mod leaving;
+mod limits;
 
 /// The patience of a test with a machine that is busy.
 const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Requests that may wait for a model.
+const QUEUE: usize = 16;
 
 /// Models of 60 bytes on a machine that has some bytes.
 #[derive(Clone)]
@@ -24,6 +28,8 @@ struct Fake {
 
 struct Machine {
     memory: Option<u64>,
+    /// Bytes of a model that it takes only when they are used.
+    lazy: AtomicU64,
     /// A device of a model holds its control.
     controls: Mutex<HashMap<String, Arc<Control>>>,
     loads: Mutex<Vec<String>>,
@@ -38,6 +44,7 @@ impl Machine {
     fn new(memory: Option<u64>) -> Arc<Self> {
         Arc::new(Self {
             memory,
+            lazy: AtomicU64::new(0),
             controls: Mutex::default(),
             loads: Mutex::default(),
             blocked: Mutex::default(),
@@ -69,6 +76,14 @@ impl Machine {
         self.blocked.lock().unwrap().insert(name.to_owned());
     }
 
+    /// Waits while a model is blocked.
+    fn pass(&self, name: &str) {
+        let mut blocked = self.blocked.lock().unwrap();
+        while blocked.contains(name) {
+            blocked = self.changed.wait(blocked).unwrap();
+        }
+    }
+
     fn unblock(&self, name: &str) {
         self.blocked.lock().unwrap().remove(name);
         self.changed.notify_all();
@@ -78,7 +93,11 @@ impl Machine {
 impl ModelSource for Fake {
     fn open(&self, model: &ModelName, _: &LoadProgress) -> Result<Box<dyn OpenModel>, LoadFailure> {
         match &model.name[..] {
-            "broken" => Err(LoadFailure::hidden("/secret/folder is damaged")),
+            "broken" => {
+                self.machine.loads.lock().unwrap().push(model.name.clone());
+                self.machine.pass("broken");
+                Err(LoadFailure::hidden("/secret/folder is damaged"))
+            }
             "gone" => Err(LoadFailure { is_unknown: true, ..LoadFailure::hidden("no such model") }),
             name => Ok(Box::new(Self { name: name.to_owned(), ..self.clone() })),
         }
@@ -99,15 +118,13 @@ impl OpenModel for Fake {
     fn plan(&self) -> Result<MemoryNeed, LoadFailure> {
         let taken = 60 * self.machine.alive().len() as u64;
         let free_bytes = self.machine.memory.map(|all| all.saturating_sub(taken));
-        Ok(MemoryNeed { bytes: 60, free_bytes, ..MemoryNeed::default() })
+        let lazy_bytes = self.machine.lazy.load(Ordering::Relaxed);
+        Ok(MemoryNeed { bytes: 60, lazy_bytes, free_bytes, ..MemoryNeed::default() })
     }
 
     fn load(self: Box<Self>) -> Result<Loaded, LoadFailure> {
         self.machine.loads.lock().unwrap().push(self.name.clone());
-        let mut blocked = self.machine.blocked.lock().unwrap();
-        while blocked.contains(&self.name) {
-            blocked = self.machine.changed.wait(blocked).unwrap();
-        }
+        self.machine.pass(&self.name);
         let model = stub::model();
         let engine = stub::engine(&model, "a", &self.machine.control(&self.name));
         self.machine.most.fetch_max(self.machine.alive().len(), Ordering::Relaxed);
@@ -117,8 +134,16 @@ impl OpenModel for Fake {
 
 /// A registry of the models a, b, c, one that is broken, and one that is gone.
 fn registry(machine: &Arc<Machine>, change: impl FnOnce(&mut Settings)) -> Arc<Registry> {
+    registry_of(&["a", "b", "c", "broken", "gone"], machine, change)
+}
+
+fn registry_of(
+    names: &[&str],
+    machine: &Arc<Machine>,
+    change: impl FnOnce(&mut Settings),
+) -> Arc<Registry> {
     let limits = Limits {
-        queue: 16,
+        queue: QUEUE,
         slow_reader: PATIENCE,
         give_way: PATIENCE,
         drain: Duration::from_secs(5),
@@ -127,7 +152,7 @@ fn registry(machine: &Arc<Machine>, change: impl FnOnce(&mut Settings)) -> Arc<R
     let (keep_loaded, max_loaded, strict) = (None, None, false);
     let mut settings = Settings { limits, keep_loaded, max_loaded, allow_load, strict, log };
     change(&mut settings);
-    let names = ["a", "b", "c", "broken", "gone"].map(|name| ModelName::new(name, name)).to_vec();
+    let names = names.iter().map(|name| ModelName::new(*name, *name)).collect();
     let source = Fake { machine: Arc::clone(machine), name: String::new() };
     Registry::new(settings, Arc::new(source), names)
 }

@@ -231,3 +231,31 @@ impl ChatRequest {
         self.settings.sampling(model, self.thinks(), self.logprobs, false)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::requests::{ChatContent, ChatPart, tool_call};
+
+    /// Each is looked for in the rendered prompt.
+    #[test]
+    fn parts_and_calls_of_all_messages_are_limited_together() {
+        let message = |n_parts: usize, n_calls: usize| {
+            let parts = vec![ChatPart::text("x"); n_parts];
+            let calls = vec![tool_call("1", "f", Value::Null); n_calls];
+            let content = Some(ChatContent::Parts(parts));
+            ChatMessage { tool_calls: Some(calls), ..ChatMessage::new(Role::Assistant, content) }
+        };
+        let refusal = |n_parts, n_calls| {
+            let messages = vec![message(MAX_PARTS / 2, 0), message(n_parts, n_calls)];
+            let checked = ChatRequest { messages, ..ChatRequest::default() }.checked();
+            checked.err().map(|error| error.message().to_owned())
+        };
+        let half = MAX_PARTS / 2;
+        assert_eq!(refusal(half - 1, 1), None);
+        for (n_parts, n_calls) in [(half + 1, 0), (half, 1)] {
+            let refusal = refusal(n_parts, n_calls).unwrap();
+            assert!(refusal.contains("16385 parts and calls"), "{refusal}");
+        }
+    }
+}

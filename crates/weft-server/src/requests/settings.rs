@@ -279,9 +279,13 @@ impl Settings {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use serde_json::{Value, json};
+    use weft_testing::stub;
 
     use super::*;
+    use crate::model_info::Loaded;
     use crate::requests::fields;
 
     fn settings(json: &Value) -> Settings {
@@ -345,6 +349,38 @@ mod tests {
         assert_eq!(top_p(json!({"top_p": 0.5})), 0.5);
         let smallest = top_p(json!({"top_p": 0}));
         assert!(smallest > 0.0 && smallest < 1e-5, "{smallest}");
+    }
+
+    /// No field has its default, so none can be missed.
+    #[test]
+    fn every_field_reaches_the_sampler() {
+        let model = stub::model();
+        let engine = stub::engine(&model, "a", &Arc::default());
+        let info = ModelInfo::new(&Loaded::new("stub", model, engine));
+        let body = json!({"temperature": 0.25, "top_k": 7, "top_p": 0.75, "min_p": 0.125,
+            "repetition_penalty": 1.25, "presence_penalty": 0.5, "frequency_penalty": -0.5,
+            "logit_bias": {"5": 1.5}, "seed": 9, "stop": ["x", "y"], "stop_token_ids": [3, 4],
+            "max_tokens": 11, "min_tokens": 2, "ignore_eos": true, "prompt_logprobs": 2});
+        let wanted = Sampling {
+            temperature: 0.25,
+            top_k: 7,
+            top_p: 0.75,
+            min_p: 0.125,
+            repetition_penalty: 1.25,
+            presence_penalty: 0.5,
+            frequency_penalty: -0.5,
+            logit_bias: vec![(5, 1.5)],
+            seed: 9,
+            stop: vec!["x".to_owned(), "y".to_owned()],
+            stop_ids: vec![3, 4],
+            max_tokens: Some(11),
+            min_tokens: 2,
+            ignore_eos: true,
+            logprobs: Some(3),
+            echo: true,
+            prompt_logprobs: Some(2),
+        };
+        assert_eq!(settings(&body).sampling(&info, None, Some(3), true).unwrap(), wanted);
     }
 
     #[test]

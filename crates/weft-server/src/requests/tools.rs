@@ -144,3 +144,21 @@ impl<'de> Deserialize<'de> for ToolChoice {
         })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn tools_are_as_many_as_the_limit_allows() {
+        let tools = |n: usize| vec![json!({"type": "function", "function": {"name": "f"}}); n];
+        let read = |n| serde_json::from_value::<Tools>(json!(tools(n))).map_err(|e| e.to_string());
+        assert_eq!(read(128).unwrap().0.len(), 128);
+        assert_eq!(read(129).unwrap_err(), "there are 129 tools, and the limit is 128");
+        // Other dialects have their own form of a tool, and the same limit.
+        assert!(Tools(tools(128)).limited(MAX_LONG_NAME_CHARS).is_ok());
+        assert!(Tools(tools(129)).limited(MAX_LONG_NAME_CHARS).is_err());
+    }
+}

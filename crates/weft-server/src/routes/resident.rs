@@ -391,3 +391,63 @@ async fn blocking<T: Send + 'static>(
     let done = tokio::task::spawn_blocking(work).await;
     done.unwrap_or_else(|_| Err(Refused::new(Fault::Engine, "the request could not be read")))
 }
+
+#[cfg(test)]
+mod tests {
+    use http_body_util::BodyExt;
+    use weft_core::chunk::Asked;
+    use weft_core::sampling::Overrides;
+    use weft_testing::stub;
+
+    use super::*;
+    use crate::http::{Options, settings};
+    use crate::model_info::Loaded;
+    use crate::registry::{ModelName, OneModel, Registry};
+
+    /// A server of a model that computes nothing.
+    fn app() -> Arc<App> {
+        let load = Box::new(|| {
+            let model = stub::model();
+            let engine = stub::engine(&model, "a", &Arc::default());
+            Ok(Loaded::new("stub", model, engine))
+        });
+        let address = "127.0.0.1:0".parse().unwrap();
+        let options = Options::new(address);
+        let log: Arc<dyn Fn(&str) + Send + Sync> = Arc::new(|_| {});
+        let source = Arc::new(OneModel::new(load));
+        let names = vec![ModelName::new("stub", "stub")];
+        let models = Registry::new(settings(&options, &log), source, names);
+        Arc::new(App::new(options, models, address))
+    }
+
+    /// An answer whose first line was read, and its id.
+    async fn begun(app: &Arc<App>) -> (Body, String) {
+        let sampling = Overrides { max_tokens: Some(3), ..Overrides::default() };
+        let asked = Asked::Text("x".to_owned());
+        let (thinking, use_cache, speculate) = (None, true, None);
+        let question = Question { asked, thinking, sampling, use_cache, speculate };
+        let which = Query(OfModel { model: None });
+        let answer = answer(State(Arc::clone(app)), which, Json(question)).await;
+        let mut body = answer.ok().expect("an answer").into_body();
+        let line = body.frame().await.unwrap().unwrap().into_data().unwrap();
+        let Ok(Event::Started { id, .. }) = serde_json::from_slice(&line) else {
+            panic!("{line:?}")
+        };
+        (body, id)
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn only_answers_that_run_can_be_cancelled() {
+        let app = app();
+        let (body, id) = begun(&app).await;
+        assert!(app.resident.remove(&id).is_some(), "it runs");
+        drop(body);
+        let (body, read) = begun(&app).await;
+        body.collect().await.unwrap();
+        let (body, left) = begun(&app).await;
+        drop(body);
+        for id in [read, left] {
+            assert!(app.resident.remove(&id).is_none(), "it has ended");
+        }
+    }
+}

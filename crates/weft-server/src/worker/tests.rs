@@ -14,6 +14,8 @@ use super::*;
 use crate::model_info::Loaded;
 use weft_testing::stub::{self, Control};
 
+mod ending;
+
 struct Bench {
     worker: Worker,
     thread: JoinHandle<()>,

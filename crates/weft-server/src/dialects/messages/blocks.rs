@@ -226,3 +226,60 @@ fn document(
     let parts = [title, context, Some(text)];
     Ok(parts.into_iter().flatten().collect::<Vec<_>>().join("\n"))
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    /// The texts of the messages that a user's blocks become, which is what the model reads.
+    fn read(blocks: &Value) -> Result<Vec<String>, Refusal> {
+        let message = json!({"role": "user", "content": blocks});
+        let messages = to_chat(serde_json::from_value(message).unwrap())?;
+        Ok(messages.iter().map(ChatMessage::own_text).collect())
+    }
+
+    #[test]
+    fn a_result_that_is_an_error_says_so() {
+        let result = |content: Value, is_error: Value| {
+            let block = json!({"type": "tool_result", "tool_use_id": "1", "content": content,
+                "is_error": is_error});
+            read(&json!([block])).unwrap().remove(0)
+        };
+        let texts = json!([{"type": "text", "text": "no such file"}]);
+        for content in [json!("no such file"), texts] {
+            assert_eq!(result(content.clone(), json!(true)), "Error:no such file");
+            for fine in [json!(false), Value::Null] {
+                assert_eq!(result(content.clone(), fine), "no such file");
+            }
+        }
+        assert_eq!(result(Value::Null, json!(true)), "Error:");
+    }
+
+    #[test]
+    fn a_document_is_its_title_its_context_and_its_text() {
+        let document = |source: Value, title: Value, context: Value| {
+            let block = json!({"type": "document", "source": source, "title": title,
+                "context": context});
+            read(&json!([block]))
+        };
+        let text = json!({"type": "text", "data": "the text"});
+        let block = |text: &str| json!({"type": "text", "text": text});
+        let list = json!({"type": "content", "content": [block("one"), block("two")]});
+        let whole = json!({"type": "content", "content": "the text"});
+        let (title, context) = (json!("Title"), json!("from a book"));
+        for (source, title, context, wanted) in [
+            (&text, &title, &context, "Title\nfrom a book\nthe text"),
+            (&text, &Value::Null, &context, "from a book\nthe text"),
+            (&whole, &title, &Value::Null, "Title\nthe text"),
+            (&list, &Value::Null, &Value::Null, "one\ntwo"),
+        ] {
+            let read = document(source.clone(), title.clone(), context.clone());
+            assert_eq!(read.unwrap(), [wanted]);
+        }
+        let (place, reason) = document(json!({"type": "url"}), title, context).unwrap_err();
+        assert_eq!(place, "content[0]");
+        assert!(reason.contains("must be text"), "{reason}");
+    }
+}

@@ -268,3 +268,25 @@ impl ApiMessage {
         })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_text_to_answer_comes_after_its_system_prompt() {
+        let read = |more: Value| {
+            let mut body = json!({"model": "m", "prompt": "Why?"});
+            body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+            let OllamaGenerate(request) = OllamaGenerate::from_json(&body).unwrap();
+            let messages = request.chat.messages.iter();
+            messages.map(|message| (message.role, message.own_text())).collect::<Vec<_>>()
+        };
+        let user = (Role::User, "Why?".to_owned());
+        let system = (Role::System, "Be brief.".to_owned());
+        assert_eq!(read(json!({"system": "Be brief."})), [system, user.clone()]);
+        for none in [json!({}), json!({"system": ""}), json!({"system": null})] {
+            assert_eq!(read(none), std::slice::from_ref(&user));
+        }
+    }
+}
