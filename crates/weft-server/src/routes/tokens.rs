@@ -1,6 +1,5 @@
 //! Converts texts to tokens and back, and conversations to prompts.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use axum::Json;
@@ -11,7 +10,7 @@ use serde_json::{Value, json};
 use crate::api_error::ApiError;
 use crate::app::{App, off_thread};
 use crate::dialects::OpenAiChat;
-use crate::dialects::answer::find_chunks;
+use crate::dialects::answer::{NamedChunks, find_chunks};
 use crate::http::Body;
 use crate::model_info::ModelInfo;
 use crate::requests::{ChatRequest, FromJson, TokenId, fields};
@@ -93,15 +92,15 @@ pub(super) async fn tokenize(
     let Tokenize { input, options, model } = body.value;
     let lease = app.models.open(model.as_deref()).await?;
     let model = Arc::clone(lease.info());
-    let chunks = match &input {
-        TokenizeInput::Chat(request) => find_chunks(&lease, request.chunk_ids()).await?,
-        TokenizeInput::Text(_) => BTreeMap::new(),
+    let named = match &input {
+        TokenizeInput::Chat(request) => find_chunks(&lease, request).await?,
+        TokenizeInput::Text(_) => NamedChunks::default(),
     };
-    off_thread(body.bytes, move || {
+    off_thread(body.bytes + named.bytes, move || {
         let tokens = match input {
             TokenizeInput::Text(text) => text.tokens(&model)?,
             TokenizeInput::Chat(request) => {
-                let conversation = request.conversation(&chunks)?;
+                let conversation = request.conversation(&named.chunks)?;
                 model.template()?.render(&conversation)?.tokens(&model.tokenizer)?
             }
         };
@@ -176,9 +175,9 @@ pub(super) async fn apply_template(
     let Body { value: OpenAiChat(request), bytes, share: _share } = body;
     let lease = app.models.open(request.settings.model.as_deref()).await?;
     let model = Arc::clone(lease.info());
-    let chunks = find_chunks(&lease, request.chunk_ids()).await?;
-    off_thread(bytes, move || {
-        let rendered = model.template()?.render(&request.conversation(&chunks)?)?;
+    let named = find_chunks(&lease, &request).await?;
+    off_thread(bytes + named.bytes, move || {
+        let rendered = model.template()?.render(&request.conversation(&named.chunks)?)?;
         Ok(Json(json!({"prompt": rendered.text()})))
     })
     .await

@@ -1,0 +1,58 @@
+//! Small requests whose answers would be large: chunks that are named many times, texts with many
+//! tokens, and what is kept of them. Each is refused with its limit.
+
+mod harness;
+
+use std::net::SocketAddr;
+
+use serde_json::{Value, json};
+
+use self::harness::{read, send, serve};
+
+/// The status and the body of an answer.
+fn post(address: SocketAddr, path: &str, body: &Value) -> (u16, Value) {
+    let answer = read(send(address, "POST", path, &body.to_string()));
+    let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+    let status = head.split(' ').nth(1).unwrap().parse().unwrap();
+    (status, serde_json::from_str(body).unwrap_or_else(|_| panic!("{answer}")))
+}
+
+/// The message of a refusal.
+fn refusal(address: SocketAddr, path: &str, body: &Value) -> String {
+    let (status, answer) = post(address, path, body);
+    assert_eq!(status, 400, "{path}: {answer}");
+    answer["error"]["message"].as_str().unwrap().to_owned()
+}
+
+/// A chat that names a registered chunk so many times.
+fn chat_of(chunk: &Value, times: usize) -> Value {
+    let mut parts = vec![json!({"type": "chunk", "id": chunk["id"]}); times];
+    parts.push(json!({"type": "text", "text": "why?"}));
+    json!({"max_tokens": 1, "messages": [{"role": "user", "content": parts}]})
+}
+
+#[test]
+fn a_chunk_that_is_named_often_counts_each_time() {
+    let (address, _) = serve();
+    let (status, chunk) = post(address, "/v1/chunks", &json!({"text": "a b c d ".repeat(300)}));
+    assert_eq!(status, 201, "{chunk}");
+    let few = chat_of(&chunk, 2);
+    let counted = post(address, "/tokenize", &few).1["count"].as_u64().unwrap();
+    let own = chunk["tokens"].as_u64().unwrap();
+    assert!((2 * own..2 * own + 100).contains(&counted), "{counted} tokens of twice {own}");
+    // 39 MB of text.
+    let many = chat_of(&chunk, 16_000);
+    for path in ["/tokenize", "/apply-template"] {
+        let message = refusal(address, path, &many);
+        assert!(message.contains("and the limit is 16777216"), "{path}: {message}");
+    }
+    // 1.4 MB of text, which can be counted. A prompt that is too long is refused before it is made.
+    let many = chat_of(&chunk, 600);
+    let (status, counted) = post(address, "/tokenize", &many);
+    assert_eq!((status, counted["count"].as_u64() > Some(600 * own)), (200, true));
+    for path in ["/v1/chat/completions", "/v1/chunks/preview"] {
+        let message = refusal(address, path, &many);
+        let tokens = format!("the prompt has {} tokens", 600 * own);
+        assert!(message.contains(&tokens), "{path}: {message}");
+    }
+}
