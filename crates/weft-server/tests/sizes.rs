@@ -56,3 +56,17 @@ fn a_chunk_that_is_named_often_counts_each_time() {
         assert!(message.contains(&tokens), "{path}: {message}");
     }
 }
+
+#[test]
+fn tokens_of_a_request_are_limited() {
+    let (address, _) = serve();
+    let text = |n: usize| json!({"content": "\u{1}".repeat(n), "with_pieces": true});
+    let (status, answer) = post(address, "/tokenize", &text(20));
+    assert_eq!((status, &answer["count"]), (200, &json!(20)), "{answer}");
+    let most = 1 << 20;
+    let message = refusal(address, "/tokenize", &text(most + 1));
+    assert!(message.contains("content has 1048577 tokens, and the limit is 1048576"), "{message}");
+    let id = answer["tokens"][0]["id"].as_u64().unwrap();
+    let message = refusal(address, "/detokenize", &json!({"tokens": vec![id; most + 1]}));
+    assert!(message.contains("tokens has 1048577 tokens, and the limit is 1048576"), "{message}");
+}
