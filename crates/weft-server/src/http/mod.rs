@@ -10,6 +10,7 @@ mod progress;
 mod request_id;
 #[cfg(unix)]
 mod resident;
+mod write_limit;
 
 use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
@@ -43,6 +44,7 @@ pub use self::options::Options;
 pub use self::origins::AllowedOrigin;
 pub(crate) use self::path::PathParam;
 pub use self::progress::{LoadProgress, LoadStage};
+use self::write_limit::WriteLimit;
 
 /// How long a client may take to send its headers.
 const HEADER_TIMEOUT: Duration = Duration::from_secs(10);
@@ -54,7 +56,7 @@ const CONNECTIONS: usize = 1024;
 /// and a lane would compute thousands of tokens for a client that does not read before it waits.
 #[cfg(unix)]
 const SEND_BYTES: usize = 32 << 10;
-/// How long a lane waits for a client that does not read.
+/// How long a lane waits for a client that does not read, and a connection that has bytes for it.
 const SLOW_READER: Duration = Duration::from_secs(60);
 /// The same if other requests wait for a lane.
 const GIVE_WAY: Duration = Duration::from_secs(2);
@@ -275,6 +277,17 @@ async fn accept(listener: &tokio::net::TcpListener, router: Router, graceful: &G
 /// Answers the requests of one client. `local` is the address that it connected to.
 fn spawn_connection<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
     stream: S,
+    local: Option<LocalAddress>,
+    router: &Router,
+    graceful: &GracefulShutdown,
+    permit: OwnedSemaphorePermit,
+) {
+    let stream = WriteLimit::new(stream, SLOW_READER);
+    spawn_limited(stream, local, router, graceful, permit);
+}
+
+fn spawn_limited<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
+    stream: WriteLimit<S>,
     local: Option<LocalAddress>,
     router: &Router,
     graceful: &GracefulShutdown,
