@@ -70,3 +70,25 @@ fn tokens_of_a_request_are_limited() {
     let message = refusal(address, "/detokenize", &json!({"tokens": vec![id; most + 1]}));
     assert!(message.contains("tokens has 1048577 tokens, and the limit is 1048576"), "{message}");
 }
+
+/// Items may have fields that no model reads, so the prompt is short.
+#[test]
+fn a_conversation_that_is_kept_is_limited() {
+    let (address, _) = serve();
+    let body = |previous: &Value, store: bool| {
+        let item = json!({"role": "user", "content": "x", "pad": "x".repeat(6 << 20)});
+        json!({"input": [item], "previous_response_id": previous, "store": store,
+            "max_output_tokens": 1})
+    };
+    let path = "/v1/responses";
+    let mut previous = Value::Null;
+    for _ in 0..2 {
+        let (status, answer) = post(address, path, &body(&previous, true));
+        assert_eq!(status, 200, "{answer}");
+        previous = answer["id"].clone();
+    }
+    let message = refusal(address, path, &body(&previous, true));
+    assert!(message.contains("with at most 16777216; set store to false"), "{message}");
+    assert_eq!(post(address, path, &body(&previous, false)).0, 200);
+    assert_eq!(post(address, "/v1/responses/input_tokens", &body(&previous, true)).0, 200);
+}
