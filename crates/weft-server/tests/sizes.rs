@@ -1,13 +1,23 @@
-//! Small requests whose answers would be large: chunks that are named many times, texts with many
-//! tokens, and what is kept of them. Each is refused with its limit.
+//! Small requests whose work would be large: chunks that are named many times, texts with many
+//! tokens, what is kept of them, and what others must not wait for. Too much is refused with its
+//! limit.
 
 mod harness;
 
 use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
+use weft_core::prompt::Template;
+use weft_server::{Loaded, Options, Server};
+use weft_testing::stub::{self, Control};
 
-use self::harness::{read, send, serve};
+use self::harness::{get, read, send, serve};
+
+/// A template that takes nearly as long as one may.
+const SLOW: &str = "{%- for i in range(999) %}{%- for j in range(900) %}{%- set x = i + j %}\
+    {%- endfor %}{%- endfor %}{%- for message in messages %}{{ message.content }}{%- endfor %}";
 
 /// The status and the body of an answer.
 fn post(address: SocketAddr, path: &str, body: &Value) -> (u16, Value) {
@@ -91,4 +101,50 @@ fn a_conversation_that_is_kept_is_limited() {
     assert!(message.contains("with at most 16777216; set store to false"), "{message}");
     assert_eq!(post(address, path, &body(&previous, false)).0, 200);
     assert_eq!(post(address, "/v1/responses/input_tokens", &body(&previous, true)).0, 200);
+}
+
+/// A server whose model has the slow template.
+fn serve_slow() -> SocketAddr {
+    let server = Server::bind(Options::new("127.0.0.1:0".parse().unwrap()), |_| {}).unwrap();
+    let address = server.address().unwrap();
+    std::thread::spawn(move || {
+        server.run(
+            "stub",
+            Box::new(|| {
+                let mut model = stub::model();
+                model.template = Some(Arc::new(Template::new(SLOW, None, None)?));
+                let engine = stub::engine(&model, "a", &Arc::new(Control::default()));
+                Ok(Loaded::new("stub", model, engine))
+            }),
+        )
+    });
+    while !get(address, "/health").starts_with("HTTP/1.1 200") {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    address
+}
+
+/// The body of an answer, and how long it took.
+fn timed(address: SocketAddr, method: &str, path: &str) -> (Value, Duration) {
+    let start = Instant::now();
+    let answer = read(send(address, method, path, ""));
+    let body = answer.split_once("\r\n\r\n").unwrap().1;
+    (serde_json::from_str(body).unwrap_or_else(|_| panic!("{answer}")), start.elapsed())
+}
+
+#[test]
+fn a_chunk_is_composed_beside_the_engine() {
+    let address = serve_slow();
+    let chunk = post(address, "/v1/chunks", &json!({"text": "a b c d ".repeat(300)})).1;
+    let path = format!("/v1/chunks/{}", chunk["id"].as_str().unwrap());
+    let warm = format!("{path}/warm");
+    let warming = std::thread::spawn(move || timed(address, "POST", &warm));
+    let mut slowest = Duration::ZERO;
+    while !warming.is_finished() {
+        // The engine's thread looks it up.
+        slowest = slowest.max(timed(address, "GET", &path).1);
+    }
+    let (warmed, taken) = warming.join().unwrap();
+    assert_eq!(warmed["computed_tokens"], warmed["tokens"], "{warmed}");
+    assert!(slowest < taken / 2, "a lookup took {slowest:?} of the {taken:?}");
 }

@@ -9,7 +9,10 @@ use axum::extract::{Query, State};
 use axum::http::StatusCode;
 use serde::Deserialize;
 use serde_json::{Value, json};
-use weft_core::chunk::{Chunk, ChunkId, Kind, Prompt, Reuse, Tier, Which};
+use weft_core::chunk::{
+    Chunk, ChunkError, ChunkId, Composition, Kind, Library, Prompt, Reuse, Tier, Which,
+    compose_prompt,
+};
 use weft_core::engine::{Engine, Preview, RemoteStats, TierStats, Verification};
 use weft_core::store::StoreStats;
 
@@ -242,20 +245,12 @@ pub(super) async fn warm(
     body: Body<Warm>,
 ) -> Result<Json<Value>, ApiError> {
     let lease = open(&app, of).await?;
-    let Warm { system, reuse } = body.value;
-    let find = move |engine: &mut Engine| -> Result<_, ApiError> {
-        let mut prompt = Prompt::new().query(ANY_QUERY).reuse(reuse.unwrap_or_default().0);
-        for id in system.map(|system| system.0).into_iter().chain([id]) {
-            prompt = match engine.library().get(&id)?.kind {
-                Kind::System => prompt.system(&id),
-                _ => prompt.context(&id),
-            };
-        }
-        let composition = engine.compose(&prompt)?;
+    let composition = compose_warm(&lease, id, body.value).await?;
+    let look = move |engine: &mut Engine| {
         let preview = engine.preview(&composition);
-        Ok((composition, preview))
+        (composition, preview)
     };
-    let (composition, before) = lease.call(find).await??;
+    let (composition, before) = lease.call(look).await?;
     let mut handle = lease.submit(vec![Job::Warm(composition.clone())]).await?;
     wait_until_done(&mut handle).await?;
     let is_saved = lease.call(move |engine| engine.is_saved(&composition)).await?;
@@ -273,6 +268,32 @@ pub(super) async fn warm(
         warmed["warning"] = unsaved(lease.metrics().cache().store.as_ref()).into();
     }
     Ok(Json(warmed))
+}
+
+/// The prompt whose rows are computed. The engine only hands out the chunks: to compose it may take
+/// long, and all lanes would wait.
+async fn compose_warm(lease: &Lease, id: ChunkId, warm: Warm) -> Result<Composition, ApiError> {
+    let ids: Vec<ChunkId> = warm.system.map(|system| system.0).into_iter().chain([id]).collect();
+    let find = move |engine: &mut Engine| -> Result<Vec<Arc<Chunk>>, ApiError> {
+        Ok(ids.iter().map(|id| engine.library().share(id)).collect::<Result<_, _>>()?)
+    };
+    let chunks = lease.call(find).await??;
+    let chunks_bytes = chunks.iter().map(|chunk| chunk.text.len()).sum();
+    let model = Arc::clone(lease.info());
+    let compose = move || {
+        let mut prompt = Prompt::new().query(ANY_QUERY).reuse(warm.reuse.unwrap_or_default().0);
+        let mut library = Library::default();
+        let template = model.template.as_deref().ok_or(ChunkError::NoTemplate)?;
+        for chunk in chunks {
+            prompt = match chunk.kind {
+                Kind::System => prompt.system(&chunk.id),
+                _ => prompt.context(&chunk.id),
+            };
+            library.restore(Arc::unwrap_or_clone(chunk));
+        }
+        Ok(compose_prompt(template, &model.tokenizer, &library, &prompt)?)
+    };
+    off_thread(chunks_bytes, compose).await
 }
 
 /// Why rows are in memory only. It names no folder.
@@ -372,7 +393,7 @@ pub(super) async fn compare(app: &Arc<App>, completion: &str) -> Result<Verifica
 
 async fn score(
     lease: &Lease,
-    prompt: &weft_core::chunk::Composition,
+    prompt: &Composition,
     answer: &[u32],
     use_cache: bool,
 ) -> Result<Vec<Vec<f32>>, ApiError> {
