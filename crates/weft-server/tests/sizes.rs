@@ -148,3 +148,21 @@ fn a_chunk_is_composed_beside_the_engine() {
     assert_eq!(warmed["computed_tokens"], warmed["tokens"], "{warmed}");
     assert!(slowest < taken / 2, "a lookup took {slowest:?} of the {taken:?}");
 }
+
+#[test]
+fn a_list_says_of_each_chunk_what_its_own_page_says() {
+    let (address, _) = serve();
+    let register = |text: &str| post(address, "/v1/chunks", &json!({"text": text})).1;
+    let chunks = ["a b c", "d e f", "a b c d"].map(register);
+    let path = |chunk: &Value| format!("/v1/chunks/{}", chunk["id"].as_str().unwrap());
+    timed(address, "POST", &format!("{}/warm", path(&chunks[1])));
+    let (list, _) = timed(address, "GET", "/v1/chunks");
+    let listed = list["data"].as_array().unwrap();
+    let sources: Vec<&Value> = listed.iter().map(|chunk| &chunk["source"]).collect();
+    assert_eq!(sources, [&Value::Null, &json!("device"), &Value::Null], "{list}");
+    for (chunk, listed) in chunks.iter().zip(listed) {
+        let (mut shown, _) = timed(address, "GET", &path(chunk));
+        shown.as_object_mut().unwrap().remove("text");
+        assert_eq!(&shown, listed);
+    }
+}

@@ -77,6 +77,12 @@ impl Chunk {
         self.metadata.get("name").map(String::as_str)
     }
 
+    /// Bytes of its text, its tokens and its metadata.
+    pub fn bytes(&self) -> usize {
+        let notes = self.metadata.iter().map(|(key, value)| key.len() + value.len());
+        self.text.len() + size_of_val(&self.tokens[..]) + notes.sum::<usize>()
+    }
+
     /// Whether these tokens contain it.
     pub fn is_in(&self, tokens: &[u32]) -> bool {
         tokens.windows(self.tokens.len().max(1)).any(|window| window == self.tokens)
@@ -143,6 +149,21 @@ impl Library {
     /// Restores a chunk that was registered before.
     pub fn restore(&mut self, chunk: Chunk) {
         self.chunks.insert(chunk.id, Arc::new(chunk));
+    }
+
+    /// Number of chunks.
+    pub fn len(&self) -> usize {
+        self.chunks.len()
+    }
+
+    /// Whether there are no chunks.
+    pub fn is_empty(&self) -> bool {
+        self.chunks.is_empty()
+    }
+
+    /// Bytes of all chunks.
+    pub fn bytes(&self) -> usize {
+        self.all().map(Chunk::bytes).sum()
     }
 
     /// Looks up a chunk by id.
@@ -274,6 +295,15 @@ mod tests {
         assert_eq!((shared.uses, library.get(&id).unwrap().uses), (0, 1));
         assert_eq!(library.delete(&id).unwrap().uses, 1);
         assert!(matches!(library.share(&id), Err(ChunkError::Unknown { .. })));
+    }
+
+    #[test]
+    fn bytes_are_those_of_texts_tokens_and_notes() {
+        let mut library = Library::default();
+        assert!(library.is_empty());
+        library.register(Chunk::of_tokens(Kind::Context, "a text", vec![1, 2, 3]));
+        library.register(chunk(vec![1], Some("both")));
+        assert_eq!((library.len(), library.bytes()), (2, (6 + 3 * 4) + (4 + 4 + 4)));
     }
 
     #[test]

@@ -7,6 +7,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use axum::Json;
 use axum::extract::{Query, State};
 use axum::http::StatusCode;
+use axum::response::{IntoResponse, Response};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use weft_core::chunk::{
@@ -16,6 +17,7 @@ use weft_core::chunk::{
 use weft_core::engine::{Engine, Preview, RemoteStats, TierStats, Verification};
 use weft_core::store::StoreStats;
 
+use super::chunk_limits::{check_notes, register_in};
 use crate::api_error::ApiError;
 use crate::app::{App, SLOW, off_thread};
 use crate::chunk_update::{FileChange, update_chunks};
@@ -26,9 +28,6 @@ use crate::registry::Lease;
 use crate::requests::{FromJson, Parsed, fields};
 use crate::worker::{Job, JobError, JobEvent, JobHandle};
 
-/// The most metadata entries of a chunk, and the most bytes of one.
-const MAX_NOTES: usize = 32;
-const MAX_NOTE_BYTES: usize = 1024;
 /// The most tokens of an answer that are verified: each needs two rows of logits.
 const MAX_VERIFIED: usize = 256;
 /// A query, because a prompt needs one; its rows are not computed.
@@ -58,12 +57,7 @@ impl FromJson for NewChunk {
             return Err(ApiError::invalid(message).param("kind"));
         }
         new.metadata.extend(new.name.take().map(|name| ("name".to_owned(), name)));
-        let is_long = |(key, value): (&String, &String)| key.len() + value.len() > MAX_NOTE_BYTES;
-        if new.metadata.len() > MAX_NOTES || new.metadata.iter().any(is_long) {
-            let message =
-                format!("metadata may have {MAX_NOTES} entries of up to {MAX_NOTE_BYTES} bytes");
-            return Err(ApiError::invalid(message).param("metadata"));
-        }
+        check_notes(&new.metadata)?;
         Ok(new)
     }
 }
@@ -84,8 +78,7 @@ pub(super) async fn register(
         .await?
     };
     let put = move |engine: &mut Engine| {
-        let before = engine.library().get(&chunk.id).ok().cloned();
-        let id = engine.register(chunk);
+        let (id, before) = register_in(engine, chunk)?;
         let chunk = engine.library().get(&id)?;
         Ok((describe(chunk, engine.tier_of(chunk)), FileChange::keep(chunk, before)))
     };
@@ -133,13 +126,27 @@ async fn open(app: &Arc<App>, query: ModelQuery) -> Result<Lease, ApiError> {
 pub(super) async fn list(
     State(app): State<Arc<App>>,
     filter: FilterQuery,
-) -> Result<Json<Value>, ApiError> {
+) -> Result<Response, ApiError> {
     let (lease, which) = opened(&app, filter).await?;
-    let all = move |engine: &mut Engine| -> Vec<Value> {
-        let chunks = engine.library().list(&which);
-        chunks.iter().map(|chunk| describe(chunk, engine.tier_of(chunk))).collect()
+    let all = move |engine: &mut Engine| -> Result<_, ApiError> {
+        let library = engine.library();
+        let chunks = library.list(&which).into_iter().map(|chunk| library.share(&chunk.id));
+        Ok((chunks.collect::<Result<Vec<_>, _>>()?, engine.chunk_tiers()))
     };
-    let data = lease.call(all).await?;
+    // All lanes wait for the call, so what takes time comes after it.
+    let (chunks, tiers_of) = lease.call(all).await??;
+    let tiers = tiers(&lease);
+    let write = move || {
+        let tier_of = tiers_of.of(&chunks);
+        let describe = |chunk: &Arc<Chunk>| describe(chunk, tier_of.get(&chunk.id).copied());
+        let data: Vec<Value> = chunks.iter().map(describe).collect();
+        Ok(Json(json!({"object": "list", "data": data, "tiers": tiers})).into_response())
+    };
+    off_thread(SLOW, write).await
+}
+
+/// What the tiers of a model's rows hold.
+fn tiers(lease: &Lease) -> Value {
     let cache = lease.metrics().cache();
     let mut tiers = json!({
         "device": tier(&cache.device),
@@ -150,7 +157,7 @@ pub(super) async fn list(
     if let Some(remote) = &cache.remote {
         tiers["remote"] = remote_tier(remote);
     }
-    Ok(Json(json!({"object": "list", "data": data, "tiers": tiers})))
+    tiers
 }
 
 pub(super) async fn clear(
