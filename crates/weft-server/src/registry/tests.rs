@@ -11,6 +11,7 @@ use crate::model_info::Loaded;
 use crate::worker::{Job, JobEvent};
 
 mod leaving;
+mod listing;
 
 /// The patience of a test with a machine that is busy.
 const PATIENCE: Duration = Duration::from_secs(30);
