@@ -2,6 +2,7 @@
 //! same flags.
 
 use std::path::Path;
+use std::time::SystemTime;
 
 use weft::Options;
 use weft_core::chunk::Which;
@@ -99,6 +100,13 @@ impl ModelSource for ServedModels {
         }
         let config = Config::from_file(&path.join(hub::CONFIG_FILE)).ok()?;
         Some(about(&config, &Safetensors::open(&path, &config).ok()?))
+    }
+
+    fn changed(&self, model: &ModelName) -> Option<SystemTime> {
+        let name = self.args_of(model).model?;
+        let reference = ModelRef::parse(&models::full_name(&name)).ok()?;
+        let path = hub::resolve(&reference, &HubEnv::from_env().ok()?).ok()?;
+        std::fs::metadata(path).ok()?.modified().ok()
     }
 
     fn unloaded(&self) {

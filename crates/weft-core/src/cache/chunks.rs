@@ -1,8 +1,45 @@
 //! What the cache does for a chunk as a whole: pins its rows, finds them, removes them.
 
+use std::borrow::Borrow;
+use std::collections::{BTreeMap, HashMap};
+
 use super::{Cache, Node, NodeId};
 use crate::chunk::{Chunk, ChunkId, Tier};
 use crate::kv::OutOfPages;
+
+/// The tiers of the rows of all chunks at one time. To find those of many chunks takes time, and
+/// needs no engine.
+#[derive(Clone, Debug, Default)]
+pub struct ChunkTiers {
+    /// The fastest tier of each chunk that nodes name.
+    named: BTreeMap<ChunkId, Tier>,
+    /// The tokens of files of earlier processes, and where their rows lie.
+    unnamed: Vec<(Vec<u32>, Tier)>,
+}
+
+impl ChunkTiers {
+    /// The fastest tier of each of these chunks that has rows.
+    pub fn of<C: Borrow<Chunk>>(mut self, chunks: &[C]) -> BTreeMap<ChunkId, Tier> {
+        let mut by_first: HashMap<u32, Vec<&Chunk>> = HashMap::new();
+        for chunk in chunks.iter().map(Borrow::borrow) {
+            if let Some(first) = chunk.tokens.first() {
+                by_first.entry(*first).or_default().push(chunk);
+            }
+        }
+        for (tokens, tier) in &self.unnamed {
+            for (start, first) in tokens.iter().enumerate() {
+                let begin_so = by_first.get(first).into_iter().flatten();
+                for chunk in begin_so.filter(|chunk| tokens[start..].starts_with(&chunk.tokens)) {
+                    self.named
+                        .entry(chunk.id)
+                        .and_modify(|t| *t = (*t).min(*tier))
+                        .or_insert(*tier);
+                }
+            }
+        }
+        self.named
+    }
+}
 
 impl Cache {
     /// Pins or unpins the rows of a chunk. Refused if pages promised to lanes would no longer be
@@ -36,6 +73,22 @@ impl Cache {
         };
         let filled = self.nodes.values().filter(|node| node.is_filled());
         filled.filter(is_its).filter_map(Node::tier).min()
+    }
+
+    /// The tiers of the rows of all chunks.
+    pub(crate) fn chunk_tiers(&self) -> ChunkTiers {
+        let mut tiers = ChunkTiers::default();
+        for node in self.nodes.values().filter(|node| node.is_filled()) {
+            let Some(tier) = node.tier() else { continue };
+            match node.chunk {
+                Some(id) => {
+                    tiers.named.entry(id).and_modify(|t| *t = (*t).min(tier)).or_insert(tier);
+                }
+                None if node.on_disk => tiers.unnamed.push((node.tokens.clone(), tier)),
+                None => {}
+            }
+        }
+        tiers
     }
 
     /// Removes all rows of a chunk from every tier. Rows that a lane reads stay until it has

@@ -29,6 +29,7 @@ use crate::device::Device;
 use crate::kv::{OutOfPages, PageId, PagePool, pages_for};
 use crate::store::{KvKey, Prefix, RowForm, Store};
 
+pub use self::chunks::ChunkTiers;
 pub(crate) use self::fetching::Brought;
 use self::files::Files;
 pub use self::filing::Saving;

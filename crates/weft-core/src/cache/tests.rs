@@ -461,6 +461,7 @@ fn a_chunk_lies_nowhere_until_all_its_rows_are_computed() {
     assert_eq!(world.cache.tier_of(&chunk), None);
     world.cache.node_mut(id).filled = 10;
     assert_eq!(world.cache.tier_of(&chunk), Some(Tier::Device));
+    assert_eq!(world.cache.chunk_tiers().of(&[&chunk]).get(&chunk.id), Some(&Tier::Device));
 }
 
 #[test]

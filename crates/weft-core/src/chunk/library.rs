@@ -5,6 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use super::{ChunkError, ChunkId, Kind};
@@ -76,6 +77,12 @@ impl Chunk {
         self.metadata.get("name").map(String::as_str)
     }
 
+    /// Bytes of its text, its tokens and its metadata.
+    pub fn bytes(&self) -> usize {
+        let notes = self.metadata.iter().map(|(key, value)| key.len() + value.len());
+        self.text.len() + size_of_val(&self.tokens[..]) + notes.sum::<usize>()
+    }
+
     /// Whether these tokens contain it.
     pub fn is_in(&self, tokens: &[u32]) -> bool {
         tokens.windows(self.tokens.len().max(1)).any(|window| window == self.tokens)
@@ -112,7 +119,7 @@ impl Which {
 /// All chunks, by id.
 #[derive(Clone, Debug, Default)]
 pub struct Library {
-    chunks: BTreeMap<ChunkId, Chunk>,
+    chunks: BTreeMap<ChunkId, Arc<Chunk>>,
 }
 
 impl Library {
@@ -131,20 +138,42 @@ impl Library {
     pub fn register(&mut self, chunk: Chunk) -> ChunkId {
         let id = chunk.id;
         match self.chunks.entry(id) {
-            Entry::Occupied(mut known) => known.get_mut().metadata.extend(chunk.metadata),
-            Entry::Vacant(place) => drop(place.insert(chunk)),
+            Entry::Occupied(mut known) => {
+                Arc::make_mut(known.get_mut()).metadata.extend(chunk.metadata);
+            }
+            Entry::Vacant(place) => drop(place.insert(Arc::new(chunk))),
         }
         id
     }
 
     /// Restores a chunk that was registered before.
     pub fn restore(&mut self, chunk: Chunk) {
-        self.chunks.insert(chunk.id, chunk);
+        self.chunks.insert(chunk.id, Arc::new(chunk));
+    }
+
+    /// Number of chunks.
+    pub fn len(&self) -> usize {
+        self.chunks.len()
+    }
+
+    /// Whether there are no chunks.
+    pub fn is_empty(&self) -> bool {
+        self.chunks.is_empty()
+    }
+
+    /// Bytes of all chunks.
+    pub fn bytes(&self) -> usize {
+        self.all().map(Chunk::bytes).sum()
     }
 
     /// Looks up a chunk by id.
     pub fn get(&self, id: &ChunkId) -> Result<&Chunk, ChunkError> {
-        self.chunks.get(id).ok_or(ChunkError::Unknown { id: *id })
+        self.chunks.get(id).map(|chunk| &**chunk).ok_or(ChunkError::Unknown { id: *id })
+    }
+
+    /// Looks up a chunk that outlives a borrow of the library. Nothing is copied.
+    pub fn share(&self, id: &ChunkId) -> Result<Arc<Chunk>, ChunkError> {
+        self.chunks.get(id).map(Arc::clone).ok_or(ChunkError::Unknown { id: *id })
     }
 
     /// Finds a chunk by its id, else by its name, else by the first digits of its id.
@@ -156,9 +185,9 @@ impl Library {
         let begins = |chunk: &&Chunk| {
             name.len() >= LEAST_ID_DIGITS && chunk.id.to_string().starts_with(name)
         };
-        let mut found: Vec<&Chunk> = self.chunks.values().filter(is_called).collect();
+        let mut found: Vec<&Chunk> = self.all().filter(is_called).collect();
         if found.is_empty() {
-            found = self.chunks.values().filter(begins).collect();
+            found = self.all().filter(begins).collect();
         }
         let name = name.to_owned();
         match found[..] {
@@ -171,20 +200,21 @@ impl Library {
     /// The chunks that match a filter, oldest first.
     pub fn list(&self, which: &Which) -> Vec<&Chunk> {
         let now = SystemTime::now();
-        let mut chunks: Vec<_> =
-            self.chunks.values().filter(|chunk| which.is(chunk, now)).collect();
+        let mut chunks: Vec<_> = self.all().filter(|chunk| which.is(chunk, now)).collect();
         chunks.sort_by_key(|chunk| (chunk.created, chunk.id));
         chunks
     }
 
     /// Removes a chunk.
     pub fn delete(&mut self, id: &ChunkId) -> Result<Chunk, ChunkError> {
-        self.chunks.remove(id).ok_or(ChunkError::Unknown { id: *id })
+        let chunk = self.chunks.remove(id).ok_or(ChunkError::Unknown { id: *id })?;
+        Ok(Arc::unwrap_or_clone(chunk))
     }
 
     /// Pins a chunk's rows, or unpins them.
     pub fn pin(&mut self, id: &ChunkId, pinned: bool) -> Result<(), ChunkError> {
-        self.chunks.get_mut(id).ok_or(ChunkError::Unknown { id: *id })?.pinned = pinned;
+        let chunk = self.chunks.get_mut(id).ok_or(ChunkError::Unknown { id: *id })?;
+        Arc::make_mut(chunk).pinned = pinned;
         Ok(())
     }
 
@@ -196,9 +226,14 @@ impl Library {
     /// Counts one more use of a chunk.
     pub fn count_use(&mut self, id: &ChunkId) {
         if let Some(chunk) = self.chunks.get_mut(id) {
+            let chunk = Arc::make_mut(chunk);
             chunk.uses += 1;
             chunk.last_used = Some(SystemTime::now());
         }
+    }
+
+    fn all(&self) -> impl Iterator<Item = &Chunk> {
+        self.chunks.values().map(|chunk| &**chunk)
     }
 }
 
@@ -247,6 +282,28 @@ mod tests {
         let found = library.get(&id).unwrap();
         assert_eq!(found.uses, 1);
         assert!(found.last_used.is_some_and(|time| time >= before), "{found:?}");
+    }
+
+    /// A text of megabytes that several requests name is in memory once.
+    #[test]
+    fn a_shared_chunk_is_not_copied_and_stays_as_it_was() {
+        let mut library = Library::default();
+        let id = library.register(chunk(vec![1], Some("a")));
+        let shared = library.share(&id).unwrap();
+        assert!(Arc::ptr_eq(&shared, &library.share(&id).unwrap()));
+        library.count_use(&id);
+        assert_eq!((shared.uses, library.get(&id).unwrap().uses), (0, 1));
+        assert_eq!(library.delete(&id).unwrap().uses, 1);
+        assert!(matches!(library.share(&id), Err(ChunkError::Unknown { .. })));
+    }
+
+    #[test]
+    fn bytes_are_those_of_texts_tokens_and_notes() {
+        let mut library = Library::default();
+        assert!(library.is_empty());
+        library.register(Chunk::of_tokens(Kind::Context, "a text", vec![1, 2, 3]));
+        library.register(chunk(vec![1], Some("both")));
+        assert_eq!((library.len(), library.bytes()), (2, (6 + 3 * 4) + (4 + 4 + 4)));
     }
 
     #[test]

@@ -7,7 +7,8 @@ use std::time::Duration;
 use super::held::Policy;
 use super::placement::{Placement, PlannedNode};
 use super::{
-    CacheStats, Cancel, Engine, GenerateError, LaneId, RemoteTier, Request, RequestError, Saving,
+    CacheStats, Cancel, ChunkTiers, Engine, GenerateError, LaneId, RemoteTier, Request,
+    RequestError, Saving,
 };
 use crate::chunk::{
     Chunk, ChunkError, ChunkId, Composition, Kind, Library, Piece, Prompt, Repair, Reuse, Tier,
@@ -224,6 +225,11 @@ impl Engine {
     /// The fastest tier that holds rows of a chunk.
     pub fn tier_of(&self, chunk: &Chunk) -> Option<Tier> {
         self.cache.tier_of(chunk)
+    }
+
+    /// The tiers of the rows of all chunks, for those who look for many.
+    pub fn chunk_tiers(&self) -> ChunkTiers {
+        self.cache.chunk_tiers()
     }
 
     /// Whether the rows of all chunks of a prompt are in files.

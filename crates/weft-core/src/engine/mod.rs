@@ -47,8 +47,8 @@ pub use self::speculation::{
 pub use self::stats::{FinishReason, Finished, Stats};
 pub use self::verify::{ScoredRows, Verification};
 pub use crate::cache::{
-    BreakerState, CacheStats, Fetched, Interest, LaneId, Latency, RemoteStats, RemoteTier,
-    RowGroup, Saving, TierStats, Tiers, WhenFetched,
+    BreakerState, CacheStats, ChunkTiers, Fetched, Interest, LaneId, Latency, RemoteStats,
+    RemoteTier, RowGroup, Saving, TierStats, Tiers, WhenFetched,
 };
 
 use self::held::Policy;

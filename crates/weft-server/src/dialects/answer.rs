@@ -17,11 +17,15 @@ use crate::grammars::{self, Both, Rule, StrictTools};
 use crate::http::Body;
 use crate::model_info::ModelInfo;
 use crate::registry::Lease;
-use crate::requests::ChatRequest;
+use crate::requests::{ChatRequest, ChunksById};
 use crate::responses::{
     Choice, Recorder, ResponseWriter, ToolForm, ToolMode, complete, stream, when_loaded,
 };
 use crate::worker::Job;
+
+/// The most bytes of the texts of chunks in a request, over all references to them: as many as a
+/// body may have.
+const MAX_CHUNK_BYTES: usize = 16 << 20;
 
 /// What a writer needs to know about the answer that it writes.
 pub(crate) struct Answering {
@@ -160,8 +164,9 @@ pub(crate) async fn count_tokens(
 ) -> Result<usize, ApiError> {
     let lease = app.models.open(body.value.settings.model.as_deref()).await?;
     let Body { value: request, bytes, share: _share } = body;
-    let chunks = find_chunks(&lease, request.chunk_ids()).await?;
-    let count = move || Ok(request.prompt(lease.info(), &chunks, Reuse::Exact)?.len());
+    let named = find_chunks(&lease, &request).await?;
+    let bytes = bytes + named.bytes;
+    let count = move || Ok(request.prompt(lease.info(), &named.chunks, Reuse::Exact)?.len());
     off_thread(bytes, count).await
 }
 
@@ -196,29 +201,61 @@ pub(crate) async fn compose(
     body: Body<ChatRequest>,
 ) -> Result<(Composition, Option<Vec<u32>>), ApiError> {
     let Body { value: request, bytes, share: _share } = body;
-    let chunks = find_chunks(lease, request.chunk_ids()).await?;
-    let bytes = bytes + chunks.values().map(|chunk| chunk.text.len()).sum::<usize>();
     let model = Arc::clone(lease.info());
+    let named = find_chunks(lease, &request).await?;
+    // The prompt is at least as long, and to compose it could take long.
+    model.check_length(named.tokens)?;
+    let bytes = bytes + named.bytes;
     let reuse = app.options.reuse;
     let compose = move || {
-        let prompt = request.compose(&model, &chunks, reuse)?;
+        let prompt = request.compose(&model, &named.chunks, reuse)?;
         request.settings.check_entries(prompt.len(), None)?;
         Ok((prompt, request.settings.prediction(&model)?))
     };
     off_thread(bytes, compose).await
 }
 
-/// The registered chunks that a request names.
+/// The registered chunks that a request names, and what all its references to them add up to: a
+/// chunk is part of the prompt as often as it is named.
+#[derive(Default)]
+pub(crate) struct NamedChunks {
+    pub(crate) chunks: ChunksById,
+    pub(crate) tokens: usize,
+    pub(crate) bytes: usize,
+}
+
+/// Looks up the registered chunks that a request names, each once.
 pub(crate) async fn find_chunks(
     lease: &Lease,
-    ids: Vec<ChunkId>,
-) -> Result<BTreeMap<ChunkId, Chunk>, ApiError> {
-    if ids.is_empty() {
-        return Ok(BTreeMap::new());
+    request: &ChatRequest,
+) -> Result<NamedChunks, ApiError> {
+    let mut references: BTreeMap<ChunkId, usize> = BTreeMap::new();
+    request.chunk_ids().for_each(|id| *references.entry(id).or_default() += 1);
+    if references.is_empty() {
+        return Ok(NamedChunks::default());
     }
+    let ids: Vec<ChunkId> = references.keys().copied().collect();
     let find = move |engine: &mut weft_core::engine::Engine| {
-        let chunk = |id: ChunkId| Ok((id, engine.library().get(&id)?.clone()));
-        ids.into_iter().map(chunk).collect::<Result<_, ApiError>>()
+        let chunk = |id: ChunkId| Ok((id, engine.library().share(&id)?));
+        ids.into_iter().map(chunk).collect::<Result<ChunksById, ApiError>>()
     };
-    lease.call(find).await?
+    let chunks = lease.call(find).await??;
+    let sum = |size: fn(&Chunk) -> usize| {
+        references.iter().map(|(id, n)| size(&chunks[id]).saturating_mul(*n)).sum()
+    };
+    let (tokens, bytes) = (sum(|chunk| chunk.tokens.len()), sum(|chunk| chunk.text.len()));
+    check_bytes(bytes)?;
+    Ok(NamedChunks { chunks, tokens, bytes })
+}
+
+/// Refuses messages whose chunks have more text than a body may have.
+fn check_bytes(bytes: usize) -> Result<(), ApiError> {
+    if bytes <= MAX_CHUNK_BYTES {
+        return Ok(());
+    }
+    let message = format!(
+        "the chunks that the messages name have {bytes} bytes of text in all, and the limit is \
+         {MAX_CHUNK_BYTES}; name fewer, or each less often"
+    );
+    Err(ApiError::invalid(message).param("messages"))
 }

@@ -12,6 +12,7 @@ mod request_id;
 mod resident;
 #[cfg(all(test, unix))]
 mod tests;
+mod write_limit;
 
 use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
@@ -42,6 +43,7 @@ pub use self::options::Options;
 pub use self::origins::AllowedOrigin;
 pub(crate) use self::path::PathParam;
 pub use self::progress::{LoadProgress, LoadStage};
+use self::write_limit::WriteLimit;
 
 /// How long a client may take to send its headers.
 const HEADER_TIMEOUT: Duration = Duration::from_secs(10);
@@ -57,6 +59,9 @@ const SEND_BYTES: usize = 32 << 10;
 const SLOW_READER: Duration = Duration::from_secs(60);
 /// The same if other requests wait for a lane.
 const GIVE_WAY: Duration = Duration::from_secs(2);
+/// How long a connection that has bytes for its client waits. The client may still read how its
+/// lane ended if it goes on before that.
+const UNREAD: Duration = Duration::from_secs(120);
 /// How long answers may continue after a shutdown request, and then how long connections may.
 const DRAIN: Duration = Duration::from_secs(60);
 const LAST_BYTES: Duration = Duration::from_secs(5);
@@ -271,6 +276,17 @@ async fn accept(
 /// Answers the requests of one client. `local` is the address that it connected to.
 fn spawn_connection<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
     stream: S,
+    local: Option<LocalAddress>,
+    router: &Router,
+    graceful: &GracefulShutdown,
+    permit: OwnedSemaphorePermit,
+) {
+    let stream = WriteLimit::new(stream, UNREAD);
+    spawn_limited(stream, local, router, graceful, permit);
+}
+
+fn spawn_limited<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
+    stream: WriteLimit<S>,
     local: Option<LocalAddress>,
     router: &Router,
     graceful: &GracefulShutdown,

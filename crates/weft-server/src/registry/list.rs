@@ -1,7 +1,10 @@
 //! What is known of the models, for lists of them.
 
+use std::collections::HashMap;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
+
+use tokio::sync::OwnedMutexGuard;
 
 use super::{About, Entry, MemoryNeed, Registry, Slot, Stage};
 use crate::http::LoadStage;
@@ -98,6 +101,12 @@ impl Listed {
     }
 }
 
+/// What files said of models that may never have been loaded, by their names, and when the files
+/// had changed then. Whoever holds it reads files: a cache may have hundreds of models, and many
+/// clients may list them at once.
+#[derive(Default)]
+pub(super) struct Known(HashMap<String, (Option<SystemTime>, Option<About>)>);
+
 impl Registry {
     /// All models, in the order of the command line, then those that clients had loaded.
     pub(crate) fn list(&self) -> Vec<Listed> {
@@ -109,6 +118,7 @@ impl Registry {
     /// models that were never loaded.
     pub(crate) async fn list_all(self: &Arc<Self>) -> Vec<Listed> {
         let registry = Arc::clone(self);
+        let mut known = self.lock_known().await;
         let read = move || {
             let mut all = registry.list();
             for name in registry.present() {
@@ -116,7 +126,9 @@ impl Registry {
                     all.push(Listed::new(&Slot::new(super::entry(name, false)), None));
                 }
             }
-            all.iter().for_each(|listed| registry.read_about(&listed.entry));
+            all.iter().for_each(|listed| registry.read_about(&listed.entry, &mut known));
+            let is_listed = |id: &str| all.iter().any(|listed| listed.entry.name.id == id);
+            known.0.retain(|id, _| is_listed(id));
             all
         };
         tokio::task::spawn_blocking(read).await.unwrap_or_default()
@@ -125,8 +137,10 @@ impl Registry {
     /// One of the models.
     pub(crate) async fn show(self: &Arc<Self>, entry: &Arc<Entry>) -> Listed {
         let (registry, listed) = (Arc::clone(self), Arc::clone(entry));
+        let mut known = self.lock_known().await;
+        let read = move || registry.read_about(&listed, &mut known);
         // A list without it is as good.
-        let _ = tokio::task::spawn_blocking(move || registry.read_about(&listed)).await;
+        let _ = tokio::task::spawn_blocking(read).await;
         let slots = self.slots();
         let same = |slot: &&Slot| slot.entry.name.id == entry.name.id;
         let keep = self.settings.keep_loaded;
@@ -140,11 +154,26 @@ impl Registry {
         if self.settings.allow_load { self.source.present() } else { Vec::new() }
     }
 
-    /// Asks the source once.
-    fn read_about(&self, entry: &Entry) {
-        if entry.about.get().is_none()
-            && let Some(about) = self.source.about(&entry.name)
-        {
+    /// Waits for its turn to read the files of models.
+    async fn lock_known(&self) -> OwnedMutexGuard<Known> {
+        Arc::clone(&self.known).lock_owned().await
+    }
+
+    /// Asks the source once, and again if the model's files have changed.
+    fn read_about(&self, entry: &Entry, known: &mut Known) {
+        if entry.about.get().is_some() {
+            return;
+        }
+        let changed = self.source.changed(&entry.name);
+        let about = match known.0.get(&entry.name.id) {
+            Some((at, about)) if changed.is_some() && *at == changed => about.clone(),
+            _ => self.source.about(&entry.name),
+        };
+        // Clients may ask for names of which there are no files.
+        if changed.is_some() {
+            known.0.insert(entry.name.id.clone(), (changed, about.clone()));
+        }
+        if let Some(about) = about {
             let _ = entry.about.set(about);
         }
     }

@@ -62,6 +62,7 @@ pub(crate) struct Registry {
     is_closing: AtomicBool,
     /// Names of other models that requests gave and that were logged.
     other_names: Mutex<std::collections::BTreeSet<String>>,
+    known: Arc<tokio::sync::Mutex<list::Known>>,
 }
 
 /// What stays of a model whether it is loaded or not.
@@ -147,6 +148,7 @@ impl Registry {
             loading: Mutex::default(),
             is_closing: AtomicBool::new(false),
             other_names: Mutex::default(),
+            known: Arc::default(),
         })
     }
 

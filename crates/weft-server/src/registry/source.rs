@@ -2,6 +2,7 @@
 //! open, plan and load models without knowing a device or a file.
 
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::SystemTime;
 
 use crate::http::LoadProgress;
 use crate::model_info::{Load, LoadError, Loaded};
@@ -108,6 +109,12 @@ pub trait ModelSource: Send + Sync + 'static {
 
     /// What is known of a model without opening it for good. Nothing is downloaded.
     fn about(&self, model: &ModelName) -> Option<About> {
+        let _ = model;
+        None
+    }
+
+    /// When the model's files last changed, if that is known: what was said of it holds until then.
+    fn changed(&self, model: &ModelName) -> Option<SystemTime> {
         let _ = model;
         None
     }

@@ -12,6 +12,7 @@ use crate::worker::{Job, JobEvent};
 
 mod leaving;
 mod limits;
+mod listing;
 
 /// The patience of a test with a machine that is busy.
 const PATIENCE: Duration = Duration::from_secs(30);

@@ -15,6 +15,9 @@ use crate::api_error::ApiError;
 /// What llama.cpp calls `false`: the token never comes.
 const NEVER: f32 = -100.0;
 
+/// The most bytes of a text, as of one that ends an answer.
+const MAX_TEXT_BYTES: usize = Sampling::MAX_STOP_BYTES;
+
 /// Biases by token.
 #[derive(Debug)]
 pub(super) struct LogitBias(Vec<(Biased, f32)>);
@@ -25,6 +28,21 @@ pub(super) struct LogitBias(Vec<(Biased, f32)>);
 enum Biased {
     Token(TokenId),
     Text(String),
+}
+
+impl Biased {
+    fn is_long(&self) -> bool {
+        matches!(self, Self::Text(text) if text.len() > MAX_TEXT_BYTES)
+    }
+}
+
+/// Refuses more entries than an answer may have, before their texts become tokens.
+fn check_count<E: de::Error>(n: usize) -> Result<(), E> {
+    let most = Sampling::MAX_LOGIT_BIASES;
+    if n <= most {
+        return Ok(());
+    }
+    Err(E::custom(format!("there are {n} entries, and the limit is {most}; give fewer")))
 }
 
 #[derive(Deserialize)]
@@ -48,6 +66,7 @@ impl LogitBias {
                     biases.extend(ids.into_iter().map(|id| (id, *bias)));
                 }
             }
+            // `Sampling` refuses them.
             if biases.len() > Sampling::MAX_LOGIT_BIASES {
                 break;
             }
@@ -71,6 +90,7 @@ impl<'de> Deserialize<'de> for LogitBias {
             fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<LogitBias, A::Error> {
                 let entries =
                     BTreeMap::<String, f32>::deserialize(MapAccessDeserializer::new(map))?;
+                check_count(entries.len())?;
                 let entry = |(key, bias): (String, f32)| {
                     let id: u32 = key.parse().map_err(|_| {
                         de::Error::custom(format!(
@@ -84,7 +104,12 @@ impl<'de> Deserialize<'de> for LogitBias {
 
             fn visit_seq<A: SeqAccess<'de>>(self, list: A) -> Result<LogitBias, A::Error> {
                 let entries = Vec::<(Biased, Bias)>::deserialize(SeqAccessDeserializer::new(list))?;
-                let entry = |(biased, bias)| match bias {
+                check_count(entries.len())?;
+                let entry = |(biased, bias): (Biased, Bias)| match bias {
+                    _ if biased.is_long() => Err(de::Error::custom(format!(
+                        "a text has more than {MAX_TEXT_BYTES} bytes, which is the limit; give a \
+                         shorter one"
+                    ))),
                     Bias::Number(bias) => Ok((biased, bias)),
                     Bias::Never(false) => Ok((biased, NEVER)),
                     Bias::Never(true) => {
@@ -119,6 +144,20 @@ mod tests {
         let each: Vec<(u32, f32)> = ids.into_iter().map(|id| (id, -1.0)).collect();
         assert_eq!(biases(json!([["ab", -1]])).unwrap(), each);
         assert_eq!(biases(json!([])).unwrap(), []);
+    }
+
+    /// They become tokens while other requests wait.
+    #[test]
+    fn texts_are_limited() {
+        let (most, long) = ("x ".repeat(512), "x".repeat(1025));
+        assert!(biases(json!([[most, 1]])).is_ok());
+        let refusal = biases(json!([[long, 1]])).unwrap_err();
+        assert!(refusal.contains("more than 1024 bytes, which is the limit"), "{refusal}");
+        let ids: serde_json::Map<_, _> = (0..1025).map(|id| (id.to_string(), json!(1))).collect();
+        for many in [json!(ids), json!(vec![json!(["", 1]); 1025])] {
+            let refusal = biases(many).unwrap_err();
+            assert!(refusal.contains("there are 1025 entries, and the limit is 1024"), "{refusal}");
+        }
     }
 
     #[test]

@@ -3,14 +3,12 @@
 //! Readers fill in what their dialect can say. What must hold for every chat is checked here, once,
 //! and here the chat becomes a prompt and settings of the engine.
 
-use std::collections::BTreeMap;
-
 use serde_json::{Map, Value};
-use weft_core::chunk::{Chunk, ChunkId, Composition, Reuse, TurnReuse, compose_conversation};
+use weft_core::chunk::{ChunkId, Composition, Reuse, TurnReuse, compose_conversation};
 use weft_core::prompt::Conversation;
 use weft_core::sampling::Sampling;
 
-use super::messages::{ChatMessage, Role, to_messages};
+use super::messages::{ChatMessage, ChunksById, Role, to_messages};
 use super::reuse::ReuseFields;
 use super::settings::Settings;
 use super::tools::{ToolChoice, Tools};
@@ -123,9 +121,9 @@ impl ChatRequest {
         }
     }
 
-    /// The chunks that the messages are made of.
-    pub(crate) fn chunk_ids(&self) -> Vec<ChunkId> {
-        self.messages.iter().flat_map(ChatMessage::chunk_ids).collect()
+    /// The chunks that the messages are made of, as often as they are named.
+    pub(crate) fn chunk_ids(&self) -> impl Iterator<Item = ChunkId> {
+        self.messages.iter().flat_map(ChatMessage::chunk_ids)
     }
 
     /// Whether the answer must follow a rule.
@@ -172,10 +170,7 @@ impl ChatRequest {
     }
 
     /// The conversation as the template takes it.
-    pub(crate) fn conversation(
-        &self,
-        chunks: &BTreeMap<ChunkId, Chunk>,
-    ) -> Result<Conversation, ApiError> {
+    pub(crate) fn conversation(&self, chunks: &ChunksById) -> Result<Conversation, ApiError> {
         Ok(Conversation {
             messages: to_messages(&self.messages, chunks)?,
             tools: self.tools().0.clone(),
@@ -191,7 +186,7 @@ impl ChatRequest {
     pub(crate) fn compose(
         &self,
         model: &ModelInfo,
-        chunks: &BTreeMap<ChunkId, Chunk>,
+        chunks: &ChunksById,
         reuse: Reuse,
     ) -> Result<Composition, ApiError> {
         let prompt = self.prompt(model, chunks, reuse)?;
@@ -203,7 +198,7 @@ impl ChatRequest {
     pub(crate) fn prompt(
         &self,
         model: &ModelInfo,
-        chunks: &BTreeMap<ChunkId, Chunk>,
+        chunks: &ChunksById,
         reuse: Reuse,
     ) -> Result<Composition, ApiError> {
         if let Some(text) = &self.raw_prompt {
@@ -213,7 +208,7 @@ impl ChatRequest {
         let conversation = self.conversation(chunks)?;
         let template = model.template()?;
         let reuse = TurnReuse { reuse: self.reuse.reuse(reuse), anchor: self.anchor() };
-        let chunks = chunks.values();
+        let chunks = chunks.values().map(|chunk| &**chunk);
         let mut prompt =
             compose_conversation(template, &model.tokenizer, &conversation, chunks, &reuse)?;
         prompt.repair = self.reuse.repair();

@@ -4,6 +4,7 @@
 //! with `cache_control` ends a piece, and so does each chunk and each part of a system prompt.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use serde::Deserialize;
 use serde::de::{self, Deserializer};
@@ -12,6 +13,9 @@ use weft_core::chunk::{Chunk, ChunkId, Kind};
 use weft_core::prompt::{Content, Message, Part};
 
 use crate::api_error::ApiError;
+
+/// Registered chunks that messages name.
+pub(crate) type ChunksById = BTreeMap<ChunkId, Arc<Chunk>>;
 
 /// Who wrote a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
@@ -198,7 +202,7 @@ impl ChatMessage {
         }
     }
 
-    fn to_message(&self, chunks: &BTreeMap<ChunkId, Chunk>) -> Result<Message, String> {
+    fn to_message(&self, chunks: &ChunksById) -> Result<Message, String> {
         let content = match &self.content {
             None => None,
             Some(ChatContent::Text(text)) => Some(Content::Text(text.clone())),
@@ -218,11 +222,7 @@ impl ChatMessage {
         })
     }
 
-    fn content(
-        &self,
-        parts: &[ChatPart],
-        chunks: &BTreeMap<ChunkId, Chunk>,
-    ) -> Result<Content, String> {
+    fn content(&self, parts: &[ChatPart], chunks: &ChunksById) -> Result<Content, String> {
         let plain = |part: &ChatPart| match part {
             ChatPart::Text(part) if !part.ends_piece => {
                 Some(Part::Text { text: part.text.clone() })
@@ -248,11 +248,7 @@ impl ChatMessage {
 
     /// The texts that are cached separately. A line feed separates the texts of a message, as in
     /// templates that join parts themselves.
-    fn pieces(
-        &self,
-        parts: &[ChatPart],
-        chunks: &BTreeMap<ChunkId, Chunk>,
-    ) -> Result<Vec<String>, String> {
+    fn pieces(&self, parts: &[ChatPart], chunks: &ChunksById) -> Result<Vec<String>, String> {
         let mut pieces: Vec<String> = Vec::new();
         let mut open = false;
         let mut after_text = false;
@@ -314,7 +310,7 @@ fn opened(call: &Value) -> Value {
 /// All messages, with their chunks' texts put in.
 pub(crate) fn to_messages(
     messages: &[ChatMessage],
-    chunks: &BTreeMap<ChunkId, Chunk>,
+    chunks: &ChunksById,
 ) -> Result<Vec<Message>, ApiError> {
     if messages.is_empty() {
         return Err(ApiError::invalid("messages is empty; give at least one").param("messages"));
@@ -381,8 +377,8 @@ mod tests {
     fn chunks_stand_only_in_messages_of_their_kind() {
         let chunk = |kind: Kind| Chunk::of_tokens(kind, "a text", vec![1]);
         let kinds = [Kind::System, Kind::Context, Kind::Output];
-        let chunks: BTreeMap<_, _> =
-            kinds.map(chunk).into_iter().map(|chunk| (chunk.id, chunk)).collect();
+        let chunks: ChunksById =
+            kinds.map(chunk).into_iter().map(|chunk| (chunk.id, Arc::new(chunk))).collect();
         let read = |role: &str, kind: Kind, beside: &str| {
             let id = ChunkId::of(kind, &[1]).to_string();
             let mut parts = vec![json!({"type": "chunk", "id": id})];

@@ -22,7 +22,7 @@ pub(crate) mod unsupported;
 pub(crate) use self::chat::ChatRequest;
 pub(crate) use self::embeddings::{EmbeddingsRequest, EncodingFormat};
 pub(crate) use self::json::{FromJson, TextOr, fields};
-pub(crate) use self::messages::{ChatContent, ChatMessage, ChatPart, Role, tool_call};
+pub(crate) use self::messages::{ChatContent, ChatMessage, ChatPart, ChunksById, Role, tool_call};
 pub(crate) use self::numbers::{Bounded, Count, Parsed, TokenId};
 pub(crate) use self::output_format::OutputFormat;
 pub(crate) use self::rerank::{RankingForm, RerankRequest};

@@ -7,12 +7,17 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use axum::Json;
 use axum::extract::{Query, State};
 use axum::http::StatusCode;
+use axum::response::{IntoResponse, Response};
 use serde::Deserialize;
 use serde_json::{Value, json};
-use weft_core::chunk::{Chunk, ChunkId, Kind, Prompt, Reuse, Tier, Which};
+use weft_core::chunk::{
+    Chunk, ChunkError, ChunkId, Composition, Kind, Library, Prompt, Reuse, Tier, Which,
+    compose_prompt,
+};
 use weft_core::engine::{Engine, Preview, RemoteStats, TierStats, Verification};
 use weft_core::store::StoreStats;
 
+use super::chunk_limits::{check_notes, register_in};
 use crate::api_error::ApiError;
 use crate::app::{App, SLOW, off_thread};
 use crate::chunk_update::{FileChange, update_chunks};
@@ -23,9 +28,6 @@ use crate::registry::Lease;
 use crate::requests::{FromJson, Parsed, fields};
 use crate::worker::{Job, JobError, JobEvent, JobHandle};
 
-/// The most metadata entries of a chunk, and the most bytes of one.
-const MAX_NOTES: usize = 32;
-const MAX_NOTE_BYTES: usize = 1024;
 /// The most tokens of an answer that are verified: each needs two rows of logits.
 const MAX_VERIFIED: usize = 256;
 /// A query, because a prompt needs one; its rows are not computed.
@@ -55,12 +57,7 @@ impl FromJson for NewChunk {
             return Err(ApiError::invalid(message).param("kind"));
         }
         new.metadata.extend(new.name.take().map(|name| ("name".to_owned(), name)));
-        let is_long = |(key, value): (&String, &String)| key.len() + value.len() > MAX_NOTE_BYTES;
-        if new.metadata.len() > MAX_NOTES || new.metadata.iter().any(is_long) {
-            let message =
-                format!("metadata may have {MAX_NOTES} entries of up to {MAX_NOTE_BYTES} bytes");
-            return Err(ApiError::invalid(message).param("metadata"));
-        }
+        check_notes(&new.metadata)?;
         Ok(new)
     }
 }
@@ -81,8 +78,7 @@ pub(super) async fn register(
         .await?
     };
     let put = move |engine: &mut Engine| {
-        let before = engine.library().get(&chunk.id).ok().cloned();
-        let id = engine.register(chunk);
+        let (id, before) = register_in(engine, chunk)?;
         let chunk = engine.library().get(&id)?;
         Ok((describe(chunk, engine.tier_of(chunk)), FileChange::keep(chunk, before)))
     };
@@ -130,13 +126,27 @@ async fn open(app: &Arc<App>, query: ModelQuery) -> Result<Lease, ApiError> {
 pub(super) async fn list(
     State(app): State<Arc<App>>,
     filter: FilterQuery,
-) -> Result<Json<Value>, ApiError> {
+) -> Result<Response, ApiError> {
     let (lease, which) = opened(&app, filter).await?;
-    let all = move |engine: &mut Engine| -> Vec<Value> {
-        let chunks = engine.library().list(&which);
-        chunks.iter().map(|chunk| describe(chunk, engine.tier_of(chunk))).collect()
+    let all = move |engine: &mut Engine| -> Result<_, ApiError> {
+        let library = engine.library();
+        let chunks = library.list(&which).into_iter().map(|chunk| library.share(&chunk.id));
+        Ok((chunks.collect::<Result<Vec<_>, _>>()?, engine.chunk_tiers()))
     };
-    let data = lease.call(all).await?;
+    // All lanes wait for the call, so what takes time comes after it.
+    let (chunks, tiers_of) = lease.call(all).await??;
+    let tiers = tiers(&lease);
+    let write = move || {
+        let tier_of = tiers_of.of(&chunks);
+        let describe = |chunk: &Arc<Chunk>| describe(chunk, tier_of.get(&chunk.id).copied());
+        let data: Vec<Value> = chunks.iter().map(describe).collect();
+        Ok(Json(json!({"object": "list", "data": data, "tiers": tiers})).into_response())
+    };
+    off_thread(SLOW, write).await
+}
+
+/// What the tiers of a model's rows hold.
+fn tiers(lease: &Lease) -> Value {
     let cache = lease.metrics().cache();
     let mut tiers = json!({
         "device": tier(&cache.device),
@@ -147,7 +157,7 @@ pub(super) async fn list(
     if let Some(remote) = &cache.remote {
         tiers["remote"] = remote_tier(remote);
     }
-    Ok(Json(json!({"object": "list", "data": data, "tiers": tiers})))
+    tiers
 }
 
 pub(super) async fn clear(
@@ -242,20 +252,12 @@ pub(super) async fn warm(
     body: Body<Warm>,
 ) -> Result<Json<Value>, ApiError> {
     let lease = open(&app, of).await?;
-    let Warm { system, reuse } = body.value;
-    let find = move |engine: &mut Engine| -> Result<_, ApiError> {
-        let mut prompt = Prompt::new().query(ANY_QUERY).reuse(reuse.unwrap_or_default().0);
-        for id in system.map(|system| system.0).into_iter().chain([id]) {
-            prompt = match engine.library().get(&id)?.kind {
-                Kind::System => prompt.system(&id),
-                _ => prompt.context(&id),
-            };
-        }
-        let composition = engine.compose(&prompt)?;
+    let composition = compose_warm(&lease, id, body.value).await?;
+    let look = move |engine: &mut Engine| {
         let preview = engine.preview(&composition);
-        Ok((composition, preview))
+        (composition, preview)
     };
-    let (composition, before) = lease.call(find).await??;
+    let (composition, before) = lease.call(look).await?;
     let mut handle = lease.submit(vec![Job::Warm(composition.clone())]).await?;
     wait_until_done(&mut handle).await?;
     let is_saved = lease.call(move |engine| engine.is_saved(&composition)).await?;
@@ -273,6 +275,32 @@ pub(super) async fn warm(
         warmed["warning"] = unsaved(lease.metrics().cache().store.as_ref()).into();
     }
     Ok(Json(warmed))
+}
+
+/// The prompt whose rows are computed. The engine only hands out the chunks: to compose it may take
+/// long, and all lanes would wait.
+async fn compose_warm(lease: &Lease, id: ChunkId, warm: Warm) -> Result<Composition, ApiError> {
+    let ids: Vec<ChunkId> = warm.system.map(|system| system.0).into_iter().chain([id]).collect();
+    let find = move |engine: &mut Engine| -> Result<Vec<Arc<Chunk>>, ApiError> {
+        Ok(ids.iter().map(|id| engine.library().share(id)).collect::<Result<_, _>>()?)
+    };
+    let chunks = lease.call(find).await??;
+    let chunks_bytes = chunks.iter().map(|chunk| chunk.text.len()).sum();
+    let model = Arc::clone(lease.info());
+    let compose = move || {
+        let mut prompt = Prompt::new().query(ANY_QUERY).reuse(warm.reuse.unwrap_or_default().0);
+        let mut library = Library::default();
+        let template = model.template.as_deref().ok_or(ChunkError::NoTemplate)?;
+        for chunk in chunks {
+            prompt = match chunk.kind {
+                Kind::System => prompt.system(&chunk.id),
+                _ => prompt.context(&chunk.id),
+            };
+            library.restore(Arc::unwrap_or_clone(chunk));
+        }
+        Ok(compose_prompt(template, &model.tokenizer, &library, &prompt)?)
+    };
+    off_thread(chunks_bytes, compose).await
 }
 
 /// Why rows are in memory only. It names no folder.
@@ -372,7 +400,7 @@ pub(super) async fn compare(app: &Arc<App>, completion: &str) -> Result<Verifica
 
 async fn score(
     lease: &Lease,
-    prompt: &weft_core::chunk::Composition,
+    prompt: &Composition,
     answer: &[u32],
     use_cache: bool,
 ) -> Result<Vec<Vec<f32>>, ApiError> {

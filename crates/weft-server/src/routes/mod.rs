@@ -1,5 +1,6 @@
 //! One file per family of routes; each handler combines a few steps of the other modules.
 
+mod chunk_limits;
 mod chunks;
 mod embeddings;
 mod health;

@@ -229,6 +229,29 @@ fn a_chunk_that_is_forgotten_while_it_is_read_or_written_stays_forgotten() {
 }
 
 #[test]
+fn tiers_of_many_chunks_are_those_of_each() {
+    let folder = tempfile::tempdir().unwrap();
+    let earlier = exact(&[1, 2], 1);
+    let (mut engine, gate) = with_stalled_files(folder.path(), 80, &[&earlier]);
+    gate.open();
+    let chunks: Vec<Chunk> = [1, 2, 3].map(document).map(chunk_of).into();
+    let in_files = engine.chunk_tiers().of(&chunks);
+    let disk = |chunk: &Chunk| (chunk.id, Tier::Disk);
+    assert_eq!(in_files, chunks[..2].iter().map(disk).collect(), "of an earlier process");
+    let mut later = exact(&[3, 1], 1);
+    for piece in later.pieces.iter_mut().filter(|piece| piece.kind == Kind::Context) {
+        piece.chunk = Some(ChunkId::of(piece.kind, &piece.tokens));
+    }
+    ask(&mut engine, &later);
+    let all = engine.chunk_tiers().of(&chunks);
+    for chunk in &chunks {
+        assert_eq!(all.get(&chunk.id).copied(), engine.tier_of(chunk), "{:?}", chunk.id);
+    }
+    assert_eq!(all.get(&chunks[2].id), Some(&Tier::Device));
+    assert_eq!(all.len(), 3);
+}
+
+#[test]
 fn rows_that_find_the_queue_full_are_dropped_and_counted() {
     let folder = tempfile::tempdir().unwrap();
     let (mut engine, gate) = open(folder.path(), 12, 0);

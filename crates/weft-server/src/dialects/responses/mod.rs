@@ -17,7 +17,7 @@ use axum::routing::{get, post};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use self::store::Stored;
+use self::store::{MAX_ITEMS_BYTES, Stored};
 use self::writer::{Keeping, ResponsesWriter};
 use super::Dialect;
 use super::answer::{answer, count_tokens};
@@ -58,6 +58,8 @@ async fn count(
     State(app): State<Arc<App>>,
     body: Body<ResponsesRequest>,
 ) -> Result<Json<Value>, ApiError> {
+    let mut body = body;
+    body.value.store = false;
     let (body, _) = read(&app, body).await?;
     let n = count_tokens(&app, body).await?;
     Ok(Json(json!({"object": "response.input_tokens", "input_tokens": n})))
@@ -81,15 +83,31 @@ async fn read(
     let read = move || {
         items::resolve(&mut request.input, &kept)?;
         let earlier = previous.as_deref().map(history).transpose()?.unwrap_or_default();
-        let items = request.store.then(|| {
-            let json = |items: &[Value]| Value::from(items).to_string();
-            (json(&earlier), json(&request.input))
-        });
+        let items = request.store.then(|| to_keep(&earlier, &request.input)).transpose()?;
         Ok((request.chat(&earlier)?, items))
     };
     let (chat, items) = off_thread(bytes, read).await?;
     let keeping = Keeping { store, items, echo };
     Ok((Body { value: chat, bytes, share }, keeping))
+}
+
+/// What is kept with a response: the items before it, as JSON. A conversation that each response
+/// continued could otherwise grow to hundreds of megabytes of parsed items.
+fn to_keep(earlier: &[Value], input: &[Value]) -> Result<(String, String), ApiError> {
+    let json = |items: &[Value]| {
+        serde_json::to_string(items).map_err(|_| ApiError::fault("the input cannot be kept"))
+    };
+    let (earlier, input) = (json(earlier)?, json(input)?);
+    let bytes = earlier.len() + input.len();
+    if bytes > MAX_ITEMS_BYTES {
+        let message = format!(
+            "the items of this conversation have {bytes} bytes of JSON, and a response is kept \
+             with at most {MAX_ITEMS_BYTES}; set store to false, or send fewer items without \
+             previous_response_id"
+        );
+        return Err(ApiError::invalid(message).param("input"));
+    }
+    Ok((earlier, input))
 }
 
 /// The items of a response and of everything before it.

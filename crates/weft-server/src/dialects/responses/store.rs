@@ -12,6 +12,8 @@ use serde_json::Value;
 /// The most responses, the most bytes of all together, and how long one is held.
 pub(super) const MAX_RESPONSES: usize = 1024;
 pub(super) const MAX_BYTES: usize = 64 << 20;
+/// The most bytes of the items before a response: as many as a body may have.
+pub(super) const MAX_ITEMS_BYTES: usize = 16 << 20;
 const TIME_TO_LIVE: Duration = Duration::from_secs(60 * 60);
 
 /// A response with what led to it.
