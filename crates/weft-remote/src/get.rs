@@ -190,7 +190,7 @@ impl Bucket {
 }
 
 /// The result of a request, unless it takes longer than a store may be silent.
-async fn within<T>(
+pub(crate) async fn within<T>(
     patience: Duration,
     request: impl Future<Output = Result<T, Miss>>,
 ) -> Result<T, Miss> {

@@ -84,6 +84,12 @@ pub enum Miss {
         /// The limit.
         limit: u64,
     },
+    /// A folder has more objects than anybody stores.
+    #[error("a folder of it lists more than {limit} objects; give another prefix, or delete some")]
+    TooMany {
+        /// The limit.
+        limit: usize,
+    },
     /// An object is longer or shorter than it should be.
     #[error("the store sent {found} bytes instead of {expected}")]
     Length {
@@ -127,6 +133,7 @@ impl Miss {
             Self::Key { .. } => "key",
             Self::Mismatch(reason) => reason.name(),
             Self::TooLarge { .. } => "too_large",
+            Self::TooMany { .. } => "too_many",
             Self::Length { .. } => "length",
             Self::RangeChecksum { .. } => "range_checksum",
             Self::Card(_) => "card",

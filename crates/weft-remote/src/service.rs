@@ -24,6 +24,7 @@ use weft_core::store::{Header, KvKey, Rows};
 use crate::absent::Absent;
 use crate::breaker::{Breaker, Pass};
 use crate::get::Bucket;
+use crate::limits::Limits;
 use crate::miss::Miss;
 use crate::names::Names;
 use crate::put::Written;
@@ -44,39 +45,6 @@ const WRITING: &str = "rows are not written to";
 
 /// Damaged entries that are remembered, to be written again.
 const MOST_DAMAGED: usize = 1 << 12;
-
-/// Limits of the service.
-#[derive(Clone, Debug)]
-pub struct Limits {
-    /// For the next part of a fetch: the manifest, or a range of the rows.
-    pub fetch: Duration,
-    /// For a fetch, from the call to the answer.
-    pub whole_fetch: Duration,
-    /// For writing one entry.
-    pub write: Duration,
-    /// Fetches that run at once.
-    pub fetches_at_once: usize,
-    /// Fetches that wait for their turn.
-    pub fetches_waiting: usize,
-    /// Bytes of the rows that wait to be written. Larger rows wait alone.
-    pub queue_bytes: u64,
-    /// Entries that are written at once.
-    pub writes_at_once: usize,
-}
-
-impl Default for Limits {
-    fn default() -> Self {
-        Self {
-            fetch: Duration::from_secs(5),
-            whole_fetch: Duration::from_secs(60),
-            write: Duration::from_secs(60),
-            fetches_at_once: 8,
-            fetches_waiting: 256,
-            queue_bytes: 256 << 20,
-            writes_at_once: 2,
-        }
-    }
-}
 
 /// The remote tier.
 #[derive(Debug)]
@@ -277,6 +245,11 @@ impl Remote {
     /// Its store, for calls that wait.
     pub(crate) fn bucket(&self) -> &Bucket {
         &self.shared.bucket
+    }
+
+    /// Its limits.
+    pub(crate) fn limits(&self) -> &Limits {
+        &self.shared.limits
     }
 
     /// Runs a call that waits on the caller's thread.

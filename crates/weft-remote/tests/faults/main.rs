@@ -3,6 +3,7 @@
 
 mod engines;
 mod faulty;
+mod listing;
 mod lying;
 mod service;
 
