@@ -54,12 +54,19 @@ impl Bucket {
         Ok((self.rows_of(&place, &manifest, patience).await?, cost))
     }
 
-    /// The manifest of a place and its rows, if they have at most `limit` bytes.
-    pub(crate) async fn entry(&self, place: &Place, limit: u64) -> Result<(Manifest, Rows), Miss> {
+    /// The manifest of a place and its rows, if they have at most `limit` bytes and are those that
+    /// `fits` wants. Nothing of the rows is asked for before that.
+    pub(crate) async fn entry(
+        &self,
+        place: &Place,
+        limit: u64,
+        fits: impl FnOnce(&Header) -> Result<(), Miss>,
+    ) -> Result<(Manifest, Rows), Miss> {
         if matches!(self.trust, Trust::Nobody) {
             return Err(Miss::Untrusted);
         }
         let manifest = self.manifest(place).await?;
+        fits(&manifest.header)?;
         let bytes = 2 * manifest.header.tensor_bytes().unwrap_or(usize::MAX / 4) as u64;
         if bytes > limit {
             return Err(Miss::TooLarge { bytes, limit });

@@ -76,6 +76,9 @@ pub enum Miss {
     /// The rows are not those that were asked for, or are not numbers.
     #[error("{0}")]
     Mismatch(Reason),
+    /// The rows attended to something that no prompt begins with here.
+    #[error("they attended to something else than a system prompt that is registered here")]
+    Elsewhere,
     /// More bytes than fit.
     #[error("it has {bytes} bytes, and at most {limit} fit")]
     TooLarge {
@@ -132,6 +135,7 @@ impl Miss {
             Self::Signature => "signature",
             Self::Key { .. } => "key",
             Self::Mismatch(reason) => reason.name(),
+            Self::Elsewhere => "elsewhere",
             Self::TooLarge { .. } => "too_large",
             Self::TooMany { .. } => "too_many",
             Self::Length { .. } => "length",

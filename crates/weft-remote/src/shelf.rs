@@ -17,6 +17,7 @@ use weft_core::chunk::{Chunk, ChunkId, Kind};
 use weft_core::store::{Header, KvKey, Rows};
 
 use crate::get::{Bucket, within};
+use crate::manifest::Manifest;
 use crate::miss::Miss;
 use crate::names::{Named, Place};
 use crate::put::Written;
@@ -163,7 +164,8 @@ impl Remote {
     }
 
     /// The rows that hold a chunk and fit a model on a device, one after the other. Each has at
-    /// most `limit` bytes. `take` gets the rows, or why they are not used.
+    /// most `limit` bytes. `fits` says of a header why its rows are not wanted, before they are
+    /// asked for. `take` gets the rows, or why they are not used.
     ///
     /// # Errors
     /// If the store cannot be listed.
@@ -172,11 +174,17 @@ impl Remote {
         chunk: &Chunk,
         fingerprint: &str,
         limit: u64,
+        fits: impl Fn(&Header) -> Result<(), Miss>,
         mut take: impl FnMut(Result<Pulled, Miss>),
     ) -> Result<(), Miss> {
         let places = within(self.limits().listing, self.bucket().uses(&chunk.id, fingerprint));
         for place in self.wait_for(places)? {
-            take(self.wait_for(self.bucket().pull_rows(chunk, fingerprint, &place, limit)));
+            let entry = self.bucket().entry(&place, limit, |header| {
+                is_of(header, chunk, fingerprint)?;
+                fits(header)
+            });
+            let pulled = self.wait_for(entry);
+            take(pulled.map(|(Manifest { key, header, .. }, rows)| Pulled { key, header, rows }));
         }
         Ok(())
     }
@@ -327,23 +335,16 @@ impl Bucket {
         places.sort();
         Ok(places)
     }
+}
 
-    async fn pull_rows(
-        &self,
-        chunk: &Chunk,
-        fingerprint: &str,
-        place: &Place,
-        limit: u64,
-    ) -> Result<Pulled, Miss> {
-        let (manifest, rows) = self.entry(place, limit).await?;
-        let header = manifest.header;
-        let expected = Header { fingerprint: fingerprint.to_owned(), ..header.clone() };
-        if let Some(reason) = expected.mismatch(&header) {
-            return Err(Miss::Mismatch(reason));
-        }
-        if !chunk.is_in(&header.tokens) {
-            return Err(Miss::Card("the rows do not hold this chunk".to_owned()));
-        }
-        Ok(Pulled { key: manifest.key, header, rows })
+/// Checks that rows are those of a model on a device, and hold a chunk.
+fn is_of(header: &Header, chunk: &Chunk, fingerprint: &str) -> Result<(), Miss> {
+    let expected = Header { fingerprint: fingerprint.to_owned(), ..header.clone() };
+    if let Some(reason) = expected.mismatch(header) {
+        return Err(Miss::Mismatch(reason));
     }
+    if !chunk.is_in(&header.tokens) {
+        return Err(Miss::Card("the rows do not hold this chunk".to_owned()));
+    }
+    Ok(())
 }

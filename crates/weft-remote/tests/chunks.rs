@@ -71,7 +71,13 @@ fn pull(
 ) -> Vec<Result<Pulled, &'static str>> {
     let mut all = Vec::new();
     remote
-        .pull_rows(chunk, model, limit, |pulled| all.push(pulled.map_err(|miss| miss.name())))
+        .pull_rows(
+            chunk,
+            model,
+            limit,
+            |_| Ok(()),
+            |pulled| all.push(pulled.map_err(|miss| miss.name())),
+        )
         .unwrap();
     all
 }

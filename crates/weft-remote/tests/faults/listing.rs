@@ -20,7 +20,7 @@ fn chunk(n: u32) -> ChunkId {
 /// The misses of everything that lists a folder.
 fn misses(remote: &Remote) -> Vec<&'static str> {
     let name = |miss: Miss| miss.name();
-    let used = remote.pull_rows(&weft_chunk(), "model on device", 1 << 20, |_| ());
+    let used = remote.pull_rows(&weft_chunk(), "model on device", 1 << 20, |_| Ok(()), |_| ());
     let results = [
         remote.labels(VOCABULARY).map(drop).map_err(name),
         used.map_err(name),
