@@ -116,16 +116,16 @@ impl Manifest {
 
     /// Reads an object. Nothing of its size is believed: only its own bytes take memory.
     pub(crate) fn read(text: &[u8], trust: &Trust) -> Result<Self, Miss> {
-        let value: serde_json::Value = seal::read(PURPOSE, text, trust)?;
+        let body = seal::body(PURPOSE, text, trust)?;
         let wrong = |reason: &str| Miss::Form(reason.to_owned());
-        let any = AnyVersion::deserialize(&value).map_err(|error| Miss::Form(error.to_string()))?;
+        let any: AnyVersion = seal::json(body)?;
         if any.format != FORMAT {
             return Err(Miss::Form(format!("its format is {:?}, not {FORMAT:?}", any.format)));
         }
         if any.version != VERSION && any.version != COARSE_VERSION {
             return Err(Miss::Version { found: any.version, expected: COARSE_VERSION });
         }
-        let json = Json::deserialize(value).map_err(|error| Miss::Form(error.to_string()))?;
+        let json: Json = seal::json(body)?;
         if json.group.is_some() != (any.version == COARSE_VERSION) {
             return Err(wrong("only rows in 8 bits have groups, and they have"));
         }
