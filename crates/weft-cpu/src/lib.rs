@@ -37,7 +37,7 @@ use weft_core::rope::RopeTable;
 use weft_core::routing::{from_numbers, to_numbers};
 use weft_core::weights::{Forms, Weights, WeightsError};
 
-use buffers::{Buffers, Kv};
+use buffers::{Buffers, Kv, KvLayout};
 use ops::ExpertStep;
 use pool::Pool;
 use routing::Routing;
@@ -50,9 +50,12 @@ pub use experts::{CpuExperts, need_of_experts};
 pub use isa::{ISA_VARIABLE, Isa, IsaError};
 pub use memory::{release_free_memory, share_pools};
 
-/// The memory that a device with these limits needs.
-pub fn need(config: &Config, forms: &Forms, limits: &Limits) -> Need {
-    Need::unpadded(config, forms, limits, Dtype::Bf16)
+/// The memory that a device with these limits and threads needs.
+pub fn need(config: &Config, forms: &Forms, limits: &Limits, threads: usize) -> Need {
+    let stride = KvLayout::of(config).stride;
+    let scratch = threads as u64 * Scratch::bytes(config, limits, stride, !forms.all_plain());
+    let shared = Need::unpadded(config, forms, limits, Dtype::Bf16);
+    Need { scratch: shared.scratch + scratch, ..shared }
 }
 
 /// The CPU device. It computes in bf16, for any format of the model.

@@ -30,7 +30,7 @@ fn rows_take_memory_when_they_are_first_used() {
     const PAGES: usize = 2000;
     let config = Config::from_json(MODEL).unwrap();
     let limits = Limits { step_tokens: 4096, step_outputs: 16, positions: 4096, pages: PAGES };
-    let reserved = need(&config, &weft_core::weights::Forms::default(), &limits);
+    let reserved = need(&config, &weft_core::weights::Forms::default(), &limits, 1);
     assert!(reserved.kv > 1_000_000_000, "{reserved:?}");
     let [before, _] = resident();
     let options = Options { threads: 1, ..Options::new(limits).unwrap() };

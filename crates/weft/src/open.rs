@@ -288,7 +288,7 @@ impl Options {
     ) -> Result<OnDevice, Error> {
         let room = self.room(&model.config)?;
         let forms = Forms::of(&*model.weights, &model.config);
-        let memory = MemoryPlan::new(&model.config, &forms, &room, chosen)?;
+        let memory = MemoryPlan::new(&model.config, &forms, &room, chosen, self.threads)?;
         memory.check_fits()?;
         let beside = |draft: &Model| self.plan_draft(draft, chosen, &room, &memory);
         let plan = draft.map(beside).transpose()?;
@@ -332,7 +332,7 @@ impl Options {
         let room = Room { context, kv_memory: None, ..*room };
         let left = memory.free.map(|free| free.saturating_sub(memory.need.total()));
         let forms = Forms::of(&*draft.weights, config);
-        let plan = MemoryPlan::with_free(config, &forms, &room, chosen, left)?;
+        let plan = MemoryPlan::with_free(config, &forms, &room, chosen, self.threads, left)?;
         check_fit_together(memory, &plan)?;
         Ok((chosen, plan))
     }
