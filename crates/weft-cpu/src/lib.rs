@@ -216,6 +216,7 @@ impl Device for CpuDevice {
     }
 
     fn copy_rows(&mut self, from: PageId, to: PageId, rows: usize) {
+        assert!((from.max(to) as usize) < self.limits.pages, "page range");
         kv_rows::copy_rows(&self.pool, &mut self.kv, from, to, rows);
     }
 }

@@ -295,6 +295,7 @@ impl<E: Element> Device for Reference<E> {
 
     fn copy_rows(&mut self, from: PageId, to: PageId, rows: usize) {
         assert!(rows <= PAGE_ROWS, "{rows} rows of a page");
+        assert!((from.max(to) as usize) < self.limits.pages, "page range");
         let first = |page| page * PAGE_ROWS as Slot;
         let len = rows * self.kv.width;
         for layer in 0..self.config.layers as u16 {
