@@ -29,7 +29,7 @@ mod weights;
 use std::ops::Range;
 
 use weft_core::config::Config;
-use weft_core::device::{Buffer, Device, DeviceError, Inspect, Limits, Need, Rows, Step};
+use weft_core::device::{Buffer, Device, DeviceError, Inspect, Limits, Need, PageRows, Step};
 use weft_core::dtype::Dtype;
 use weft_core::kv::{PageId, Slot};
 use weft_core::plan::Op;
@@ -205,12 +205,12 @@ impl Device for CpuDevice {
         format!("CPU ({}, bf16)", self.isa)
     }
 
-    fn read_kv(&self, layers: Range<u16>, rows: &Rows<'_>, k: &mut [u8], v: &mut [u8]) {
+    fn read_kv(&self, layers: Range<u16>, rows: &PageRows<'_>, k: &mut [u8], v: &mut [u8]) {
         rows.check(&self.limits);
         kv_rows::read(&self.pool, &self.kv, &layers, rows, k, v);
     }
 
-    fn write_kv(&mut self, rows: &Rows<'_>, k: &[u8], v: &[u8]) {
+    fn write_kv(&mut self, rows: &PageRows<'_>, k: &[u8], v: &[u8]) {
         rows.check(&self.limits);
         kv_rows::write(&self.pool, &mut self.kv, rows, k, v);
     }

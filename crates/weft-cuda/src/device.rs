@@ -6,13 +6,13 @@ use std::sync::mpsc::Receiver;
 
 use weft_core::config::Config;
 use weft_core::device::{
-    Buffer, Device, DeviceError, HostExperts, Inspect, Limits, Rows, Step, shares,
+    Buffer, Device, DeviceError, HostExperts, Inspect, Limits, PageRows, Step, shares,
 };
 use weft_core::dtype::Dtype;
 use weft_core::kv::{PAGE_ROWS, PageId, Slot};
 use weft_core::plan::{Op, plan};
 use weft_core::sampling::{Logprobs, Sampler};
-use weft_core::store::{PackedRows, RowMemory, Rows as HostRows};
+use weft_core::store::{HostRows, PackedRows, RowMemory};
 use weft_core::weights::{Forms, Weights};
 
 use crate::ahead;
@@ -394,7 +394,7 @@ impl Device for CudaDevice {
         format!("CUDA (sm_{major}{minor}, bf16, sections by position, pivots, {order}{experts})")
     }
 
-    fn read_kv(&self, layers: Range<u16>, rows: &Rows<'_>, k: &mut [u8], v: &mut [u8]) {
+    fn read_kv(&self, layers: Range<u16>, rows: &PageRows<'_>, k: &mut [u8], v: &mut [u8]) {
         rows.check(&self.limits);
         self.stop();
         let read = expect(self.mover.read(layers, rows, k.len()));
@@ -402,11 +402,16 @@ impl Device for CudaDevice {
         v.copy_from_slice(&read.v);
     }
 
-    fn write_kv(&mut self, rows: &Rows<'_>, k: &[u8], v: &[u8]) {
+    fn write_kv(&mut self, rows: &PageRows<'_>, k: &[u8], v: &[u8]) {
         self.bring_kv(rows, Arc::new(HostRows { k: k.to_vec().into(), v: v.to_vec().into() }));
     }
 
-    fn send_kv(&mut self, layers: Range<u16>, rows: &Rows<'_>, bytes: usize) -> Receiver<HostRows> {
+    fn send_kv(
+        &mut self,
+        layers: Range<u16>,
+        rows: &PageRows<'_>,
+        bytes: usize,
+    ) -> Receiver<HostRows> {
         rows.check(&self.limits);
         self.stop();
         expect(self.mover.send(layers, rows, bytes, false))
@@ -419,13 +424,13 @@ impl Device for CudaDevice {
     fn send_packed_kv(
         &mut self,
         n_layers: u16,
-        rows: &Rows<'_>,
+        rows: &PageRows<'_>,
         form: PackedRows,
     ) -> Receiver<HostRows> {
         expect(self.send_packed(n_layers, rows, form))
     }
 
-    fn bring_packed_kv(&mut self, rows: &Rows<'_>, from: Arc<HostRows>, form: PackedRows) {
+    fn bring_packed_kv(&mut self, rows: &PageRows<'_>, from: Arc<HostRows>, form: PackedRows) {
         expect(self.bring(rows, from, Some(form)));
     }
 
@@ -433,7 +438,7 @@ impl Device for CudaDevice {
         self.mover.memory()
     }
 
-    fn bring_kv(&mut self, rows: &Rows<'_>, from: Arc<HostRows>) {
+    fn bring_kv(&mut self, rows: &PageRows<'_>, from: Arc<HostRows>) {
         expect(self.bring(rows, from, None));
     }
 

@@ -12,7 +12,7 @@ use bytes::Bytes;
 use futures_util::{StreamExt, TryStreamExt, stream};
 use object_store::path::Path;
 use object_store::{GetOptions, GetRange, ObjectStore, ObjectStoreExt};
-use weft_core::store::{Header, KvKey, Rows};
+use weft_core::store::{Header, HostRows, KvKey};
 
 use crate::manifest::{MANIFEST_LIMIT, Manifest};
 use crate::miss::{Miss, is_timeout};
@@ -44,7 +44,7 @@ impl Bucket {
         key: &KvKey,
         expected: &Header,
         patience: Duration,
-    ) -> Result<(Rows, Duration), Miss> {
+    ) -> Result<(HostRows, Duration), Miss> {
         let place = self.readable(key, expected)?;
         let manifest = within(patience, self.manifest(&place)).await?;
         if let Some(reason) = expected.mismatch(&manifest.header) {
@@ -61,7 +61,7 @@ impl Bucket {
         place: &Place,
         limit: u64,
         fits: impl FnOnce(&Header) -> Result<(), Miss>,
-    ) -> Result<(Manifest, Rows), Miss> {
+    ) -> Result<(Manifest, HostRows), Miss> {
         if matches!(self.trust, Trust::Nobody) {
             return Err(Miss::Untrusted);
         }
@@ -101,7 +101,7 @@ impl Bucket {
         place: &Place,
         manifest: &Manifest,
         patience: Duration,
-    ) -> Result<Rows, Miss> {
+    ) -> Result<HostRows, Miss> {
         let path = self.names.rows(place, &manifest.object());
         let mut filling = Filling::new(manifest);
         let requests = requests(manifest);
@@ -228,7 +228,7 @@ fn requests(manifest: &Manifest) -> Vec<Range<u64>> {
 /// Rows that arrive front to back. Every range before `layer` has been checked.
 struct Filling<'m> {
     manifest: &'m Manifest,
-    rows: Rows,
+    rows: HostRows,
     /// The range that arrives: a layer, and its keys or values.
     layer: usize,
     is_values: bool,
@@ -242,7 +242,7 @@ impl<'m> Filling<'m> {
         let room = || vec![0; manifest.range_bytes() * manifest.header.layers].into();
         Self {
             manifest,
-            rows: Rows { k: room(), v: room() },
+            rows: HostRows { k: room(), v: room() },
             layer: 0,
             is_values: false,
             n_bytes: 0,
@@ -311,7 +311,7 @@ mod tests {
         for (scale, is_fine) in [(0x3f80, true), (0x7f80, false), (0xbf80, false), (0x7fc0, false)]
         {
             let [low, high] = u16::to_le_bytes(scale);
-            let rows = Rows { k: vec![127, 0x81, low, high].into(), v: vec![0; 4].into() };
+            let rows = HostRows { k: vec![127, 0x81, low, high].into(), v: vec![0; 4].into() };
             let names = Names::new(Path::from("kv"));
             let bucket = Bucket { store: Arc::new(InMemory::new()), names, trust: trust.clone() };
             let manifest = Manifest::of(&key, &header, &rows).unwrap();

@@ -19,7 +19,7 @@ use tokio::runtime::{Builder, Runtime};
 use tokio::sync::{Semaphore, oneshot};
 use weft_core::chunk::ChunkId;
 use weft_core::engine::{Fetched, Interest, RemoteStats, RemoteTier, WhenFetched};
-use weft_core::store::{Header, KvKey, Rows};
+use weft_core::store::{Header, HostRows, KvKey};
 
 use crate::absent::Absent;
 use crate::breaker::{Breaker, Pass};
@@ -128,7 +128,7 @@ impl Remote {
 
     /// Asks for the rows of a key that `expected` describes. Returns at once; the answer comes
     /// within the limit on time. A miss is `None`, and counted.
-    pub fn fetch(&self, key: &KvKey, expected: &Header) -> Receiver<Option<Rows>> {
+    pub fn fetch(&self, key: &KvKey, expected: &Header) -> Receiver<Option<HostRows>> {
         let (sender, receiver) = sync_channel(1);
         let own = sender.clone();
         let done = move |fetched| {
@@ -174,7 +174,7 @@ impl Remote {
 
     /// Queues rows to be written behind the caller's back. Returns whether they are queued; if the
     /// queue is full, or the store has failed, they are dropped and counted.
-    pub fn put(&self, key: &KvKey, header: &Header, rows: Arc<Rows>) -> bool {
+    pub fn put(&self, key: &KvKey, header: &Header, rows: Arc<HostRows>) -> bool {
         self.enqueue(None, key, header, rows)
     }
 
@@ -183,7 +183,7 @@ impl Remote {
         chunk: Option<ChunkId>,
         key: &KvKey,
         header: &Header,
-        rows: Arc<Rows>,
+        rows: Arc<HostRows>,
     ) -> bool {
         let bytes = (rows.k.len() + rows.v.len()) as u64;
         if !self.shared.enqueue(bytes) {
@@ -268,7 +268,7 @@ impl RemoteTier for Remote {
         self.ask(key, expected, done, is_unwanted).then(|| Box::new(interest) as Interest)
     }
 
-    fn put(&self, chunk: &ChunkId, key: &KvKey, header: &Header, rows: Arc<Rows>) -> bool {
+    fn put(&self, chunk: &ChunkId, key: &KvKey, header: &Header, rows: Arc<HostRows>) -> bool {
         self.enqueue(Some(*chunk), key, header, rows)
     }
 
@@ -369,7 +369,13 @@ impl Shared {
         self.left_queue.notify_all();
     }
 
-    async fn write(&self, chunk: Option<&ChunkId>, key: &KvKey, header: &Header, rows: &Arc<Rows>) {
+    async fn write(
+        &self,
+        chunk: Option<&ChunkId>,
+        key: &KvKey,
+        header: &Header,
+        rows: &Arc<HostRows>,
+    ) {
         let Ok(_turn) = self.writes.acquire().await else { return };
         let (pass, anew) = {
             let mut state = self.state();
@@ -404,7 +410,7 @@ impl State {
     fn count_fetch(
         &mut self,
         key: &KvKey,
-        rows: Result<(Rows, Duration), Miss>,
+        rows: Result<(HostRows, Duration), Miss>,
         bytes: u64,
         pass: Pass,
     ) -> Fetched {

@@ -14,7 +14,7 @@ use futures_util::{StreamExt, TryStreamExt, stream};
 use object_store::{ObjectMeta, PutMode};
 use serde::{Deserialize, Serialize};
 use weft_core::chunk::{Chunk, ChunkId, Kind};
-use weft_core::store::{Header, KvKey, Rows};
+use weft_core::store::{Header, HostRows, KvKey};
 
 use crate::get::{Bucket, within};
 use crate::manifest::Manifest;
@@ -110,7 +110,7 @@ pub struct Pulled {
     /// What they are.
     pub header: Header,
     /// The rows.
-    pub rows: Rows,
+    pub rows: HostRows,
 }
 
 impl Remote {
@@ -131,7 +131,7 @@ impl Remote {
         chunk: &ChunkId,
         key: &KvKey,
         header: &Header,
-        rows: &Arc<Rows>,
+        rows: &Arc<HostRows>,
     ) -> Result<Written, Miss> {
         self.wait_for(self.bucket().put_rows_of(Some(chunk), key, header, rows, false))
     }
@@ -232,7 +232,7 @@ impl Bucket {
         chunk: Option<&ChunkId>,
         key: &KvKey,
         header: &Header,
-        rows: &Arc<Rows>,
+        rows: &Arc<HostRows>,
         anew: bool,
     ) -> Result<Written, Miss> {
         let written = self.put_rows(key, header, rows, anew).await?;

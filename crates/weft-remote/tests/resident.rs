@@ -8,7 +8,7 @@ use futures_util::StreamExt;
 use object_store::memory::InMemory;
 use object_store::{ObjectStore, ObjectStoreExt};
 use weft_core::dtype::Dtype;
-use weft_core::store::{Header, KvKey, RowForm, Rows};
+use weft_core::store::{Header, HostRows, KvKey, RowForm};
 use weft_remote::{Limits, Remote, Trust};
 
 /// The most memory that this process had so far.
@@ -52,7 +52,7 @@ fn a_manifest_of_zeros_takes_little_memory() {
         tokens: vec![1],
         prefill_us: 5,
     };
-    let rows = Rows { k: vec![0; 4].into(), v: vec![0; 4].into() };
+    let rows = HostRows { k: vec![0; 4].into(), v: vec![0; 4].into() };
     assert!(remote.put(&header.key(), &header, Arc::new(rows)));
     assert_eq!(remote.flush(Limits::default().write), 0);
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();

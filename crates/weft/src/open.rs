@@ -48,12 +48,12 @@ pub struct Options {
     remote: Option<Arc<dyn RemoteTier>>,
     stored_rows: StoredRows,
     speculate: Speculate,
-    draft: Option<Draft>,
+    draft: Option<DraftModelChoice>,
     progress: Box<dyn Progress>,
 }
 
 /// The draft model, by its name or opened.
-enum Draft {
+enum DraftModelChoice {
     Name(String),
     Model(Box<Model>),
 }
@@ -199,13 +199,13 @@ impl Options {
     /// Sets a small model with the same tokenizer that drafts answers: a folder, a GGUF file, or a
     /// name on the hub. It runs on the same device, and its memory is planned with the model's.
     pub fn draft(mut self, name: impl Into<String>) -> Self {
-        self.draft = Some(Draft::Name(name.into()));
+        self.draft = Some(DraftModelChoice::Name(name.into()));
         self
     }
 
     /// Sets an opened model as the draft model, like [`draft`](Self::draft).
     pub fn draft_model(mut self, model: Model) -> Self {
-        self.draft = Some(Draft::Model(Box::new(model)));
+        self.draft = Some(DraftModelChoice::Model(Box::new(model)));
         self
     }
 
@@ -250,8 +250,8 @@ impl Options {
     pub fn load(mut self, model: Model) -> Result<Llm, Error> {
         let draft = match self.draft.take() {
             None => None,
-            Some(Draft::Name(name)) => Some(self.find(&name)?),
-            Some(Draft::Model(model)) => Some(*model),
+            Some(DraftModelChoice::Name(name)) => Some(self.find(&name)?),
+            Some(DraftModelChoice::Model(model)) => Some(*model),
         };
         if let Some(draft) = &draft {
             check_draft_tokenizer(&draft.tokenizer, &model.tokenizer)?;

@@ -31,7 +31,7 @@ pub use self::homes::Homes;
 pub use self::library::{Chunk, Library, Which};
 pub use self::parcel::{Exported, Imported, Parcel, SignedParcel, SignedRows, Untrusted, export};
 pub use self::prompt::{ChunkError, Prompt};
-pub use self::report::{Choice, PieceReport, Report, Tier};
+pub use self::report::{ExpectedTimes, PieceReport, Report, Tier};
 pub use self::reuse::{ParseError, Repair, Reuse};
 pub use self::shelf::{Shelf, Shelved};
 
