@@ -194,7 +194,7 @@ impl Library {
     }
 
     /// Counts one more use of a chunk.
-    pub fn count_use(&mut self, id: &ChunkId) {
+    pub(crate) fn count_use(&mut self, id: &ChunkId) {
         if let Some(chunk) = self.chunks.get_mut(id) {
             chunk.uses += 1;
             chunk.last_used = Some(SystemTime::now());
