@@ -1,9 +1,9 @@
 //! Chunks: the texts that contexts are composed of.
 //!
-//! A chunk is a text with a kind: a system prompt, a document, a query or a kept answer. A
-//! [`Prompt`] names chunks. The model's template turns it into a [`Composition`] of tokens. The
-//! engine runs the composition and reuses cached KV rows. This module defines chunks and how they
-//! are composed; the cache decides where their rows lie.
+//! A chunk is a registered text with a kind: a system prompt, a document or a kept answer.
+//! [`Kind::Query`] is a kind of pieces only. A [`Prompt`] names chunks. The model's template turns
+//! it into a [`Composition`] of tokens. The engine runs the composition and reuses cached KV rows.
+//! This module defines chunks and how they are composed; the cache decides where their rows lie.
 
 mod asked;
 mod card;
