@@ -35,6 +35,7 @@ mod options;
 mod pack;
 mod persistent;
 mod process_end;
+mod replay;
 mod rows;
 mod sampling;
 mod shape;
