@@ -206,7 +206,7 @@ pub(crate) fn memory(
 ) -> Result<MemoryPlan, CliError> {
     let room = with_room(options(args), cache).room(config)?;
     let device = if config.dtype == Dtype::Bf16 { Chosen::Cpu } else { Chosen::Reference };
-    Ok(MemoryPlan::new(config, forms, &room, device)?)
+    Ok(MemoryPlan::new(config, forms, &room, device, args.device.threads)?)
 }
 
 /// The memory that an opened model will take on the device that it is loaded onto.
@@ -224,7 +224,7 @@ pub(crate) fn plan(
         None => Chosen::Cpu,
     };
     let device = device.with_experts(args.device.experts.place(), &model.config)?;
-    Ok(MemoryPlan::new(&model.config, &forms, &room, device)?)
+    Ok(MemoryPlan::new(&model.config, &forms, &room, device, args.device.threads)?)
 }
 
 /// How the GPU launches ops. `None` if the flags ask for another device, or if they leave the

@@ -28,7 +28,7 @@ pub const fn pages_for(rows: usize) -> usize {
 
 /// The pages of a device with their reference counts. A page without references is free.
 #[derive(Debug)]
-pub struct PagePool {
+pub(crate) struct PagePool {
     /// Taken from the front and returned to the back. A recently freed page may still be copied
     /// from; one that was freed long ago is not.
     free: VecDeque<PageId>,

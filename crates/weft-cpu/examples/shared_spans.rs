@@ -11,7 +11,7 @@ use std::time::Instant;
 
 use serde_json::{Value, json};
 use weft_core::config::Config;
-use weft_core::device::{Device, Lane, Limits, Outputs, Rows, Span, Step};
+use weft_core::device::{Device, Lane, Limits, Outputs, PageRows, Span, Step};
 use weft_core::kv::{PAGE_ROWS, PageId};
 use weft_core::plan::{Op, plan};
 use weft_core::weights::RandomWeights;
@@ -93,7 +93,7 @@ fn fill(device: &mut CpuDevice, config: &Config) {
     let (k, v) = (numbers(), numbers());
     for lane in 0..LANES {
         let pages = &prefix_pages(lane);
-        device.write_kv(&Rows { pages, first_row: 0, len: PREFIX_ROWS }, &k, &v);
+        device.write_kv(&PageRows { pages, first_row: 0, len: PREFIX_ROWS }, &k, &v);
     }
 }
 

@@ -187,6 +187,12 @@ pub(crate) struct KvLayout {
 }
 
 impl KvLayout {
+    pub(crate) fn of(config: &Config) -> Self {
+        let stride = config.head_dim.next_multiple_of(LINE);
+        let (layers, heads, head_dim) = (config.layers, config.kv_heads, config.head_dim);
+        Self { layers, heads, head_dim, stride }
+    }
+
     /// The offset of a head's page, in keys and in values.
     pub(crate) fn page(&self, layer: u16, page: PageId, head: usize) -> usize {
         let page = page as usize * self.layers + usize::from(layer);
@@ -228,10 +234,8 @@ impl KvLayout {
 
 impl Kv {
     pub(crate) fn new(config: &Config, pages: usize) -> Self {
-        let stride = config.head_dim.next_multiple_of(LINE);
-        let (layers, heads, head_dim) = (config.layers, config.kv_heads, config.head_dim);
-        let layout = KvLayout { layers, heads, head_dim, stride };
-        let zeros = || Lines::zeroed(pages * layers * heads * layout.page_len());
+        let layout = KvLayout::of(config);
+        let zeros = || Lines::zeroed(pages * layout.layers * layout.heads * layout.page_len());
         Self { k: zeros(), v: zeros(), layout }
     }
 

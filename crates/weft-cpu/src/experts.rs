@@ -18,8 +18,9 @@ use crate::routing::Routing;
 use crate::scratch::Scratch;
 use crate::weights::ExpertLayer;
 
-/// The main memory that the experts of a model need, for steps of so many tokens.
-pub fn need_of_experts(config: &Config, forms: &Forms, step_tokens: usize) -> Need {
+/// The main memory that the experts of a model need, for steps of so many tokens and so many
+/// threads.
+pub fn need_of_experts(config: &Config, forms: &Forms, step_tokens: usize, threads: usize) -> Need {
     use LayerTensor as T;
     let is_here = |tensor| {
         let experts = [T::ExpertGate, T::ExpertUp, T::ExpertDown];
@@ -29,11 +30,18 @@ pub fn need_of_experts(config: &Config, forms: &Forms, step_tokens: usize) -> Ne
     let routed = config.experts.as_ref().map_or(0, |e| e.chosen * e.intermediate);
     let routes = config.experts.as_ref().map_or(0, |e| e.chosen * size_of::<Route>());
     let row = 2 * config.hidden + routed;
+    let shared = (step_tokens * (row * size_of::<bf16>() + routes)) as u64;
+    let scratch = Scratch::bytes(config, &limits_of(step_tokens), 0, !forms.all_plain());
     Need {
         weights: weights.map(|of| forms.bytes(&of, Dtype::Bf16)).sum(),
         kv: 0,
-        scratch: (step_tokens * (row * size_of::<bf16>() + routes)) as u64,
+        scratch: shared + threads as u64 * scratch,
     }
+}
+
+/// The limits of steps that only compute experts.
+fn limits_of(step_tokens: usize) -> Limits {
+    Limits { step_tokens, step_outputs: 0, positions: 0, pages: 0 }
 }
 
 /// The experts of all sparse layers, and the memory of a step.
@@ -67,7 +75,7 @@ impl CpuExperts {
         let Options { limits, threads, isa } = options;
         let experts = config.experts.as_ref().expect("a model with experts");
         let tokens = limits.step_tokens;
-        let limits = Limits { step_tokens: tokens, step_outputs: 0, positions: 0, pages: 0 };
+        let limits = limits_of(tokens);
         let coded = !Forms::of(weights, config).all_plain();
         Ok(Self {
             layers: ExpertLayer::read_all(config, weights, threads)?,

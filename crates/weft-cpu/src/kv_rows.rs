@@ -7,7 +7,7 @@
 use std::ops::Range;
 
 use half::bf16;
-use weft_core::device::Rows;
+use weft_core::device::PageRows;
 use weft_core::dtype::Element;
 use weft_core::kv::{PAGE_ROWS, PageId};
 
@@ -20,7 +20,7 @@ pub(crate) fn read(
     pool: &Pool,
     kv: &Kv,
     layers: &Range<u16>,
-    rows: &Rows<'_>,
+    rows: &PageRows<'_>,
     k: &mut [u8],
     v: &mut [u8],
 ) {
@@ -51,7 +51,7 @@ pub(crate) fn read(
 }
 
 /// Copies rows in, in every layer. `k` and `v` have the layout of [`read`].
-pub(crate) fn write(pool: &Pool, kv: &mut Kv, rows: &Rows<'_>, k: &[u8], v: &[u8]) {
+pub(crate) fn write(pool: &Pool, kv: &mut Kv, rows: &PageRows<'_>, k: &[u8], v: &[u8]) {
     let layout = kv.layout();
     let row_bytes = layout.row_bytes();
     let bytes = rows.len * row_bytes;

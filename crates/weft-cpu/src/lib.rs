@@ -29,7 +29,7 @@ mod weights;
 use std::ops::Range;
 
 use weft_core::config::Config;
-use weft_core::device::{Buffer, Device, DeviceError, Inspect, Limits, Need, Rows, Step};
+use weft_core::device::{Buffer, Device, DeviceError, Inspect, Limits, Need, PageRows, Step};
 use weft_core::dtype::Dtype;
 use weft_core::kv::{PageId, Slot};
 use weft_core::plan::Op;
@@ -37,7 +37,7 @@ use weft_core::rope::RopeTable;
 use weft_core::routing::{from_numbers, to_numbers};
 use weft_core::weights::{Forms, Weights, WeightsError};
 
-use buffers::{Buffers, Kv};
+use buffers::{Buffers, Kv, KvLayout};
 use ops::ExpertStep;
 use pool::Pool;
 use routing::Routing;
@@ -50,9 +50,12 @@ pub use experts::{CpuExperts, need_of_experts};
 pub use isa::{ISA_VARIABLE, Isa, IsaError};
 pub use memory::{release_free_memory, share_pools};
 
-/// The memory that a device with these limits needs.
-pub fn need(config: &Config, forms: &Forms, limits: &Limits) -> Need {
-    Need::unpadded(config, forms, limits, Dtype::Bf16)
+/// The memory that a device with these limits and threads needs.
+pub fn need(config: &Config, forms: &Forms, limits: &Limits, threads: usize) -> Need {
+    let stride = KvLayout::of(config).stride;
+    let scratch = threads as u64 * Scratch::bytes(config, limits, stride, !forms.all_plain());
+    let shared = Need::unpadded(config, forms, limits, Dtype::Bf16);
+    Need { scratch: shared.scratch + scratch, ..shared }
 }
 
 /// The CPU device. It computes in bf16, for any format of the model.
@@ -202,17 +205,18 @@ impl Device for CpuDevice {
         format!("CPU ({}, bf16)", self.isa)
     }
 
-    fn read_kv(&self, layers: Range<u16>, rows: &Rows<'_>, k: &mut [u8], v: &mut [u8]) {
+    fn read_kv(&self, layers: Range<u16>, rows: &PageRows<'_>, k: &mut [u8], v: &mut [u8]) {
         rows.check(&self.limits);
         kv_rows::read(&self.pool, &self.kv, &layers, rows, k, v);
     }
 
-    fn write_kv(&mut self, rows: &Rows<'_>, k: &[u8], v: &[u8]) {
+    fn write_kv(&mut self, rows: &PageRows<'_>, k: &[u8], v: &[u8]) {
         rows.check(&self.limits);
         kv_rows::write(&self.pool, &mut self.kv, rows, k, v);
     }
 
     fn copy_rows(&mut self, from: PageId, to: PageId, rows: usize) {
+        assert!((from.max(to) as usize) < self.limits.pages, "page range");
         kv_rows::copy_rows(&self.pool, &mut self.kv, from, to, rows);
     }
 }

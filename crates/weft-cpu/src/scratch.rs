@@ -32,27 +32,55 @@ pub(crate) struct Scratch {
     pub(crate) weighted: Vec<[f32; 2 * BLOCK_ROWS]>,
 }
 
-impl Scratch {
-    pub(crate) fn new(config: &Config, limits: &Limits, kv_stride: usize, coded: bool) -> Self {
-        let dim = config.head_dim;
+/// The lengths of a scratch's vectors.
+struct Lengths {
+    dim: usize,
+    queries: usize,
+    positions: usize,
+    kv_stride: usize,
+    unpacked: usize,
+    weighted: usize,
+}
+
+impl Lengths {
+    fn of(config: &Config, limits: &Limits, kv_stride: usize, coded: bool) -> Self {
         let queries = tiles::MAX_TOKENS * config.group();
         let expert_width = config.experts.as_ref().map_or(0, |e| e.intermediate);
         let widest = [config.hidden, config.q_width(), config.dense_width(), expert_width];
         let widest = widest.into_iter().fold(0, usize::max);
         let weighted = if config.experts.is_some() { limits.step_tokens } else { 0 };
         let unpacked = if coded { 2 * widest.next_multiple_of(RUN) * BLOCK_ROWS } else { 0 };
+        let (dim, positions) = (config.head_dim, limits.positions);
+        Self { dim, queries, positions, kv_stride, unpacked, weighted }
+    }
+}
+
+impl Scratch {
+    pub(crate) fn new(config: &Config, limits: &Limits, kv_stride: usize, coded: bool) -> Self {
+        let lengths = Lengths::of(config, limits, kv_stride, coded);
+        let Lengths { dim, queries, positions, kv_stride, unpacked, weighted } = lengths;
         Self {
             head: vec![0.0; dim],
             rotated: vec![0.0; dim],
             rounded: vec![bf16::ZERO; dim],
             queries: vec![bf16::ZERO; queries * dim],
-            scores: vec![0.0; queries * limits.positions],
+            scores: vec![0.0; queries * positions],
             seen: vec![0; queries],
             totals: vec![0.0; queries],
             sums: vec![0.0; queries * kv_stride],
             unpacked: vec![bf16::ZERO; unpacked],
             weighted: vec![[0.0; 2 * BLOCK_ROWS]; weighted],
         }
+    }
+
+    /// Bytes of all that [`Scratch::new`] allocates.
+    pub(crate) fn bytes(config: &Config, limits: &Limits, kv_stride: usize, coded: bool) -> u64 {
+        let lengths = Lengths::of(config, limits, kv_stride, coded);
+        let Lengths { dim, queries, positions, kv_stride, unpacked, weighted } = lengths;
+        let floats = 2 * dim + queries * (positions + 1 + kv_stride) + weighted * 2 * BLOCK_ROWS;
+        let bf16s = dim + queries * dim + unpacked;
+        let bytes = floats * size_of::<f32>() + bf16s * size_of::<bf16>();
+        (bytes + queries * size_of::<usize>()) as u64
     }
 }
 

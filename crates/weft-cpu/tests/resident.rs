@@ -4,7 +4,7 @@
 use std::fs;
 
 use weft_core::config::Config;
-use weft_core::device::{Device, Limits, Rows};
+use weft_core::device::{Device, Limits, PageRows};
 use weft_core::dtype::Dtype;
 use weft_core::kv::PAGE_ROWS;
 use weft_core::weights::RandomWeights;
@@ -30,7 +30,7 @@ fn rows_take_memory_when_they_are_first_used() {
     const PAGES: usize = 2000;
     let config = Config::from_json(MODEL).unwrap();
     let limits = Limits { step_tokens: 4096, step_outputs: 16, positions: 4096, pages: PAGES };
-    let reserved = need(&config, &weft_core::weights::Forms::default(), &limits);
+    let reserved = need(&config, &weft_core::weights::Forms::default(), &limits, 1);
     assert!(reserved.kv > 1_000_000_000, "{reserved:?}");
     let [before, _] = resident();
     let options = Options { threads: 1, ..Options::new(limits).unwrap() };
@@ -44,7 +44,7 @@ fn rows_take_memory_when_they_are_first_used() {
     let per_page = PAGE_ROWS as u64 * config.kv_bytes_per_token(Dtype::Bf16) / 2;
     let bytes = vec![1; usize::try_from(per_page).unwrap()];
     for page in &pages {
-        let rows = Rows { pages: std::slice::from_ref(page), first_row: 0, len: PAGE_ROWS };
+        let rows = PageRows { pages: std::slice::from_ref(page), first_row: 0, len: PAGE_ROWS };
         device.write_kv(&rows, &bytes, &bytes);
     }
     let [used, _] = resident();

@@ -28,7 +28,7 @@ fn loading_takes_no_more_than_the_codes() {
     let form = weft_testing::forms::all().into_iter().find(|form| form.code.bits() == 4).unwrap();
     let weights = Quantised::new(RandomWeights::new(&config, 1), form);
     let limits = Limits { step_tokens: 64, step_outputs: 1, positions: 512, pages: 8 };
-    let need = need(&config, &Forms::of(&weights, &config), &limits);
+    let need = need(&config, &Forms::of(&weights, &config), &limits, 2);
     let before = peak();
     let options = Options { threads: 2, ..Options::new(limits).unwrap() };
     let device = CpuDevice::new(&config, &weights, options).unwrap();

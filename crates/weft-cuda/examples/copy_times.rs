@@ -9,11 +9,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use weft_core::config::Config;
-use weft_core::device::{Device, Lane, Limits, Outputs, Rows, Span, Step};
+use weft_core::device::{Device, Lane, Limits, Outputs, PageRows, Span, Step};
 use weft_core::kv::{PageId, pages_for};
 use weft_core::plan::plan;
 use weft_core::shapes;
-use weft_core::store::Rows as HostRows;
+use weft_core::store::HostRows;
 use weft_core::weights::RandomWeights;
 use weft_cuda::{CudaDevice, Options};
 
@@ -116,7 +116,7 @@ fn main() -> Result<(), Failed> {
         let leaving: Vec<_> = chunks
             .iter()
             .map(|pages| {
-                let rows = Rows { pages, first_row: 0, len: chunk };
+                let rows = PageRows { pages, first_row: 0, len: chunk };
                 decoding.device.send_kv(layers.clone(), &rows, half)
             })
             .collect();
@@ -127,7 +127,7 @@ fn main() -> Result<(), Failed> {
 
         let start = Instant::now();
         for (pages, rows) in chunks.iter().zip(&kept) {
-            let to = Rows { pages, first_row: 0, len: chunk };
+            let to = PageRows { pages, first_row: 0, len: chunk };
             decoding.device.bring_kv(&to, Arc::clone(rows));
         }
         let steps = decoding.steps_until(|device| device.is_settled(&all))?;

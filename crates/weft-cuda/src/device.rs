@@ -6,13 +6,13 @@ use std::sync::mpsc::Receiver;
 
 use weft_core::config::Config;
 use weft_core::device::{
-    Buffer, Device, DeviceError, HostExperts, Inspect, Limits, Rows, Step, shares,
+    Buffer, Device, DeviceError, HostExperts, Inspect, Limits, PageRows, Step, shares,
 };
 use weft_core::dtype::Dtype;
 use weft_core::kv::{PAGE_ROWS, PageId, Slot};
 use weft_core::plan::{Op, plan};
 use weft_core::sampling::{Logprobs, Sampler};
-use weft_core::store::{PackedRows, RowMemory, Rows as HostRows};
+use weft_core::store::{HostRows, PackedRows, RowMemory};
 use weft_core::weights::{Forms, Weights};
 
 use crate::ahead;
@@ -26,7 +26,6 @@ use crate::kernels::{self, Kernels};
 use crate::kv::{Kv, place};
 use crate::logits::HostLogits;
 use crate::modules::Modules;
-use crate::ops::Pass;
 use crate::persistent::choice::Choice;
 use crate::persistent::{self, Coming, Persistent};
 use crate::rows::Mover;
@@ -73,9 +72,6 @@ pub struct CudaDevice {
     started: StartParts,
     pub(crate) gpu: Arc<Gpu>,
 }
-
-/// Writing this many bytes evicts everything else from the L2 cache of any GPU.
-const COLD_BYTES: usize = 256 << 20;
 
 impl Drop for CudaDevice {
     /// Waits for the GPU: unused steps that were started ahead may still write to the host's
@@ -199,44 +195,6 @@ impl CudaDevice {
         let bytes = counts.n_cells * self.config.heads * 4;
         let shares = &self.buffers.shares;
         self.gpu.clear(shares, 0..bytes.min(shares.bytes))
-    }
-
-    /// The time in µs that the GPU takes for ops on a step, without the host. The ops are recorded
-    /// once and replayed `repeats` times, each time with a cold L2 cache. Steps of few tokens
-    /// overlap their kernels as decoding does.
-    pub fn replay_us(
-        &mut self,
-        ops: &[Op],
-        step: &Step<'_>,
-        repeats: usize,
-    ) -> Result<Vec<f64>, CudaError> {
-        self.run(ops, step).map_err(|error| CudaError::Driver {
-            call: "the first run",
-            reason: error.to_string(),
-        })?;
-        let family = Family::of(step.n_tokens());
-        let (step, counts) = match family {
-            Family::Few => (self.few.addresses(), self.lists.counts),
-            Family::Many => (self.many.addresses(), self.lists.counts),
-        };
-        let pass = Pass {
-            device: self,
-            step,
-            family,
-            counts,
-            joined: true,
-            chosen: Chosen::ByHost,
-            coming: None,
-        };
-        let _turn = self.gpu.turn()?;
-        let graph = self.gpu.capture(|| pass.run(ops).map_err(|(_, error)| error))?;
-        let other = Memory::new(&self.gpu, "emptying the cache", COLD_BYTES)?;
-        graph.launch()?;
-        let time = || {
-            self.gpu.clear(&other, 0..other.bytes)?;
-            Ok(self.gpu.time_ms(|| graph.launch())? * 1e3)
-        };
-        (0..repeats).map(|_| time()).collect()
     }
 
     /// The shares of attention of cells, summed over heads in order, as kernels sum the shares that
@@ -394,7 +352,7 @@ impl Device for CudaDevice {
         format!("CUDA (sm_{major}{minor}, bf16, sections by position, pivots, {order}{experts})")
     }
 
-    fn read_kv(&self, layers: Range<u16>, rows: &Rows<'_>, k: &mut [u8], v: &mut [u8]) {
+    fn read_kv(&self, layers: Range<u16>, rows: &PageRows<'_>, k: &mut [u8], v: &mut [u8]) {
         rows.check(&self.limits);
         self.stop();
         let read = expect(self.mover.read(layers, rows, k.len()));
@@ -402,11 +360,16 @@ impl Device for CudaDevice {
         v.copy_from_slice(&read.v);
     }
 
-    fn write_kv(&mut self, rows: &Rows<'_>, k: &[u8], v: &[u8]) {
+    fn write_kv(&mut self, rows: &PageRows<'_>, k: &[u8], v: &[u8]) {
         self.bring_kv(rows, Arc::new(HostRows { k: k.to_vec().into(), v: v.to_vec().into() }));
     }
 
-    fn send_kv(&mut self, layers: Range<u16>, rows: &Rows<'_>, bytes: usize) -> Receiver<HostRows> {
+    fn send_kv(
+        &mut self,
+        layers: Range<u16>,
+        rows: &PageRows<'_>,
+        bytes: usize,
+    ) -> Receiver<HostRows> {
         rows.check(&self.limits);
         self.stop();
         expect(self.mover.send(layers, rows, bytes, false))
@@ -419,13 +382,13 @@ impl Device for CudaDevice {
     fn send_packed_kv(
         &mut self,
         n_layers: u16,
-        rows: &Rows<'_>,
+        rows: &PageRows<'_>,
         form: PackedRows,
     ) -> Receiver<HostRows> {
         expect(self.send_packed(n_layers, rows, form))
     }
 
-    fn bring_packed_kv(&mut self, rows: &Rows<'_>, from: Arc<HostRows>, form: PackedRows) {
+    fn bring_packed_kv(&mut self, rows: &PageRows<'_>, from: Arc<HostRows>, form: PackedRows) {
         expect(self.bring(rows, from, Some(form)));
     }
 
@@ -433,7 +396,7 @@ impl Device for CudaDevice {
         self.mover.memory()
     }
 
-    fn bring_kv(&mut self, rows: &Rows<'_>, from: Arc<HostRows>) {
+    fn bring_kv(&mut self, rows: &PageRows<'_>, from: Arc<HostRows>) {
         expect(self.bring(rows, from, None));
     }
 

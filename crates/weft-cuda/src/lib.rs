@@ -1,9 +1,11 @@
-//! The CUDA device: weights packed for tensor cores, one kernel per op, a token as one graph.
+//! The CUDA device: weights packed for tensor cores, kernels for each op, for few tokens and for
+//! blocks of them, and a token as one graph.
 //!
 //! It runs the plan that [`weft_core::plan`] makes and is compared with [`weft_core::reference`],
-//! op by op. Kernels are compiled when a device is created, for its GPU and the model's shape.
-//! Every output is one sum in one order, whatever the number of tokens or lanes, and whichever
-//! family of kernels runs it. The device knows steps and spans, but not where they come from.
+//! op by op. Kernels are compiled for its GPU and the model's shape: those of the first step before
+//! it, others beside the first steps. Every output is one sum in one order, whatever the number of
+//! tokens or lanes, and whichever family of kernels runs it. The device knows steps and spans, but
+//! not where they come from.
 #![cfg_attr(not(test), warn(clippy::unwrap_used))]
 
 mod ahead;
@@ -33,6 +35,7 @@ mod options;
 mod pack;
 mod persistent;
 mod process_end;
+mod replay;
 mod rows;
 mod sampling;
 mod shape;

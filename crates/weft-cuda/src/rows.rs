@@ -19,9 +19,9 @@ use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
 use std::thread::{self, JoinHandle};
 
 use weft_core::config::Config;
-use weft_core::device::{Lane, Rows, Span, Step};
+use weft_core::device::{Lane, PageRows, Span, Step};
 use weft_core::kv::{PAGE_ROWS, PageId, Slot};
-use weft_core::store::{PackedRows, RowMemory, Rows as HostRows};
+use weft_core::store::{HostRows, PackedRows, RowMemory};
 
 use self::carrier::Carrier;
 pub(crate) use self::carrier::bytes;
@@ -204,7 +204,7 @@ impl Mover {
     pub(crate) fn bring(
         &self,
         layers: Range<u16>,
-        rows: &Rows<'_>,
+        rows: &PageRows<'_>,
         from: Arc<HostRows>,
         packed: bool,
     ) -> Result<(), CudaError> {
@@ -215,7 +215,7 @@ impl Mover {
     pub(crate) fn send(
         &self,
         layers: Range<u16>,
-        rows: &Rows<'_>,
+        rows: &PageRows<'_>,
         bytes: usize,
         packed: bool,
     ) -> Result<Receiver<HostRows>, CudaError> {
@@ -228,7 +228,7 @@ impl Mover {
     pub(crate) fn read(
         &self,
         layers: Range<u16>,
-        rows: &Rows<'_>,
+        rows: &PageRows<'_>,
         bytes: usize,
     ) -> Result<HostRows, CudaError> {
         let (sender, receiver) = channel();
@@ -240,7 +240,7 @@ impl Mover {
     fn begin(
         &self,
         layers: Range<u16>,
-        rows: &Rows<'_>,
+        rows: &PageRows<'_>,
         packed: bool,
         way: Way,
     ) -> Result<Arc<Copy>, CudaError> {
@@ -341,7 +341,7 @@ impl CudaDevice {
     /// Starts to write rows into pages, from lists that may be in 8 bits.
     pub(crate) fn bring(
         &mut self,
-        rows: &Rows<'_>,
+        rows: &PageRows<'_>,
         from: Arc<HostRows>,
         packed: Option<PackedRows>,
     ) -> Result<(), CudaError> {
@@ -356,7 +356,7 @@ impl CudaDevice {
     pub(crate) fn send_packed(
         &mut self,
         n_layers: u16,
-        rows: &Rows<'_>,
+        rows: &PageRows<'_>,
         form: PackedRows,
     ) -> Result<Receiver<HostRows>, CudaError> {
         rows.check(&self.limits);

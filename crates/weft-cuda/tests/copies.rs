@@ -10,10 +10,10 @@ use std::time::{Duration, Instant};
 
 use gpu::gpu_is_there;
 use weft_core::config::Config;
-use weft_core::device::{Device, Inspect, Limits, Outputs, Rows, Span};
+use weft_core::device::{Device, Inspect, Limits, Outputs, PageRows, Span};
 use weft_core::kv::PageId;
 use weft_core::plan::plan;
-use weft_core::store::{PackedRows, RowBytes, Rows as HostRows};
+use weft_core::store::{HostRows, PackedRows, RowBytes};
 use weft_core::weights::RandomWeights;
 use weft_cuda::{CudaDevice, Launches, Options};
 use weft_testing::{Work, run, run_in_blocks, span, tokens};
@@ -53,13 +53,13 @@ fn rows(config: &Config, seed: u32) -> Arc<HostRows> {
 }
 
 fn bring(device: &mut CudaDevice, pages: &[PageId], rows: &Arc<HostRows>) {
-    device.bring_kv(&Rows { pages, first_row: 0, len: CHUNK }, Arc::clone(rows));
+    device.bring_kv(&PageRows { pages, first_row: 0, len: CHUNK }, Arc::clone(rows));
 }
 
 fn send(device: &mut CudaDevice, config: &Config, pages: &[PageId]) -> Receiver<HostRows> {
     let bytes = config.layers * CHUNK * config.kv_width() * 2;
     let layers = 0..config.layers as u16;
-    let rows = Rows { pages, first_row: 0, len: CHUNK };
+    let rows = PageRows { pages, first_row: 0, len: CHUNK };
     device.send_kv(layers, &rows, bytes)
 }
 
@@ -223,7 +223,7 @@ fn rows_are_the_same_wherever_they_lie_in_main_memory() {
     }
     // Some layers, from the middle of a page to the middle of another.
     let (first_row, len) = (37, CHUNK - 64);
-    let some = Rows { pages: &pages(64), first_row, len };
+    let some = PageRows { pages: &pages(64), first_row, len };
     let width = config.kv_width() * 2;
     let (mut k, mut v) = (vec![0; 3 * len * width], vec![0; 3 * len * width]);
     device.read_kv(2..5, &some, &mut k, &mut v);
@@ -272,7 +272,7 @@ fn rows_are_packed_and_unpacked_as_the_host_does_it() {
     let form = PackedRows { kv_width: config.kv_width(), group: config.head_dim };
     let n_layers = config.layers as u16;
     for (first_row, len) in [(0, CHUNK), (37, CHUNK - 64), (5, 1)] {
-        let at = Rows { pages: &pages(16), first_row, len };
+        let at = PageRows { pages: &pages(16), first_row, len };
         let full = Arc::new(rows_to_pack(&config, len));
         let packed = HostRows { k: form.pack(&full.k), v: form.pack(&full.v) };
         let unpacked = HostRows { k: form.unpack(&packed.k), v: form.unpack(&packed.v) };
@@ -322,10 +322,10 @@ fn packed_and_full_rows_come_in_one_batch_and_every_layer_waits_for_them() {
     let small: Vec<_> = (0..CHUNK_PAGES as usize).map(|page| of_page(&full, page)).collect();
     let bring_all = |device: &mut CudaDevice| {
         for (page, rows) in small.iter().enumerate() {
-            let at = Rows { pages: &one.pages[page..=page], first_row: 0, len: 64 };
+            let at = PageRows { pages: &one.pages[page..=page], first_row: 0, len: 64 };
             device.bring_kv(&at, Arc::clone(rows));
         }
-        let at = Rows { pages: &other_pages, first_row: 0, len: CHUNK };
+        let at = PageRows { pages: &other_pages, first_row: 0, len: CHUNK };
         device.bring_packed_kv(&at, Arc::clone(&packed), form);
     };
     bring_all(&mut device);

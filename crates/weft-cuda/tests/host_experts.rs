@@ -110,7 +110,7 @@ fn experts_take_no_memory_of_the_gpu() {
     drop(whole);
     let device = split(&config, &weights);
     let forms = Forms::default();
-    let experts = need_of_experts(&config, &forms, LIMITS.step_tokens);
+    let experts = need_of_experts(&config, &forms, LIMITS.step_tokens, 1);
     assert!(device.memory_bytes() + experts.weights <= all, "{}", device.memory_bytes());
     let [said, said_all] = [need_without_experts, need].map(|need| need(&config, &forms, &LIMITS));
     assert!(device.memory_bytes() <= said.total() && said.total() < said_all.total());

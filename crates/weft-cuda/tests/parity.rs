@@ -11,7 +11,7 @@ use like::{SMALL, options};
 use proptest::prelude::*;
 use proptest::test_runner::{Config as Cases, TestRunner};
 use weft_core::config::Config;
-use weft_core::device::{Device, Inspect, Outputs, Rows, Span};
+use weft_core::device::{Device, Inspect, Outputs, PageRows, Span};
 use weft_core::plan::plan;
 use weft_core::reference::Reference;
 use weft_core::weights::RandomWeights;
@@ -440,12 +440,12 @@ fn rows_come_out_as_they_went_in() {
     for first_row in [0, 1, 37, 63] {
         // More rows than are carried in one piece.
         let pages: Vec<u32> = (0..12).map(|i| (4 + 5 * i) % 24).collect();
-        let rows = Rows { pages: &pages, first_row, len: 700 };
+        let rows = PageRows { pages: &pages, first_row, len: 700 };
         device.write_kv(&rows, &k, &v);
         let (mut k_back, mut v_back) = (vec![0; bytes], vec![0; bytes]);
         device.copy_rows(pages[0], 23, 64);
         let moved: Vec<u32> = [23].iter().chain(&pages[1..]).copied().collect();
-        let moved = Rows { pages: &moved, ..rows };
+        let moved = PageRows { pages: &moved, ..rows };
         device.read_kv(0..config.layers as u16, &moved, &mut k_back, &mut v_back);
         assert!((&k_back, &v_back) == (&k, &v), "{first_row}");
         let first = device.kv_row(1, rows.slots().next().unwrap());

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::json;
 use weft_core::dtype::Dtype;
-use weft_core::store::{Header, KvKey, RowForm, Rows, SigningKey};
+use weft_core::store::{Header, HostRows, KvKey, RowForm, SigningKey};
 use weft_remote::{Limits, Remote, RemoteStats, Sweep, Trust};
 
 fn header(n: u32) -> Header {
@@ -35,10 +35,10 @@ fn key(header: &Header) -> KvKey {
     header.key()
 }
 
-fn rows(header: &Header) -> Rows {
+fn rows(header: &Header) -> HostRows {
     let n = header.tensor_bytes().expect("it is small");
     let byte = |i: usize| (i * 31 + i / 251 + header.tokens[0] as usize * 17) as u8;
-    Rows { k: (0..n).map(byte).collect(), v: (n..2 * n).map(byte).collect() }
+    HostRows { k: (0..n).map(byte).collect(), v: (n..2 * n).map(byte).collect() }
 }
 
 fn main() {

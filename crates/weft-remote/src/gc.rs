@@ -6,13 +6,14 @@
 //! measured by the store's own clock. Texts and labels of chunks stay.
 
 use std::collections::BTreeMap;
+use std::pin::pin;
 use std::time::{Duration, SystemTime};
 
 use futures_util::{StreamExt, TryStreamExt, stream};
 use object_store::path::Path;
 use object_store::{ObjectMeta, ObjectStoreExt, PutMode};
 
-use crate::get::{Bucket, miss};
+use crate::get::{Bucket, miss, within};
 use crate::miss::Miss;
 use crate::names::{Named, Place};
 use crate::service::Remote;
@@ -77,14 +78,14 @@ impl Remote {
     /// # Errors
     /// If the store cannot be listed, or refuses to delete.
     pub fn sweep(&self, which: &Sweep) -> Result<Swept, Miss> {
-        self.wait_for(self.bucket().sweep(which))
+        self.wait_for(self.bucket().sweep(which, self.limits().listing))
     }
 }
 
 impl Bucket {
-    async fn sweep(&self, which: &Sweep) -> Result<Swept, Miss> {
+    async fn sweep(&self, which: &Sweep, patience: Duration) -> Result<Swept, Miss> {
         let now = self.now().await?;
-        let entries = self.entries().await?;
+        let entries = within(patience, self.entries()).await?;
         let age = |entry: &Entry| now.duration_since(entry.stored()).unwrap_or_default();
         let (mut complete, partial): (Vec<_>, Vec<_>) =
             entries.into_values().partition(Entry::is_complete);
@@ -121,8 +122,8 @@ impl Bucket {
     /// All entries, complete or not.
     async fn entries(&self) -> Result<BTreeMap<Place, Entry>, Miss> {
         let mut entries: BTreeMap<Place, Entry> = BTreeMap::new();
-        let mut listed = self.store.list(Some(self.names.all()));
-        while let Some(meta) = listed.try_next().await.map_err(miss)? {
+        let mut listed = pin!(self.listed(self.names.all()));
+        while let Some(meta) = listed.try_next().await? {
             match self.names.parse(&meta.location) {
                 Some(Named::Manifest(place)) => {
                     entries.entry(place).or_default().manifest = Some(meta);

@@ -12,7 +12,7 @@ use bytes::Bytes;
 use futures_util::{StreamExt, TryStreamExt, stream};
 use object_store::path::Path;
 use object_store::{GetOptions, GetRange, ObjectStore, ObjectStoreExt};
-use weft_core::store::{Header, KvKey, Rows};
+use weft_core::store::{Header, HostRows, KvKey};
 
 use crate::manifest::{MANIFEST_LIMIT, Manifest};
 use crate::miss::{Miss, is_timeout};
@@ -44,7 +44,7 @@ impl Bucket {
         key: &KvKey,
         expected: &Header,
         patience: Duration,
-    ) -> Result<(Rows, Duration), Miss> {
+    ) -> Result<(HostRows, Duration), Miss> {
         let place = self.readable(key, expected)?;
         let manifest = within(patience, self.manifest(&place)).await?;
         if let Some(reason) = expected.mismatch(&manifest.header) {
@@ -54,12 +54,19 @@ impl Bucket {
         Ok((self.rows_of(&place, &manifest, patience).await?, cost))
     }
 
-    /// The manifest of a place and its rows, if they have at most `limit` bytes.
-    pub(crate) async fn entry(&self, place: &Place, limit: u64) -> Result<(Manifest, Rows), Miss> {
+    /// The manifest of a place and its rows, if they have at most `limit` bytes and are those that
+    /// `fits` wants. Nothing of the rows is asked for before that.
+    pub(crate) async fn entry(
+        &self,
+        place: &Place,
+        limit: u64,
+        fits: impl FnOnce(&Header) -> Result<(), Miss>,
+    ) -> Result<(Manifest, HostRows), Miss> {
         if matches!(self.trust, Trust::Nobody) {
             return Err(Miss::Untrusted);
         }
         let manifest = self.manifest(place).await?;
+        fits(&manifest.header)?;
         let bytes = 2 * manifest.header.tensor_bytes().unwrap_or(usize::MAX / 4) as u64;
         if bytes > limit {
             return Err(Miss::TooLarge { bytes, limit });
@@ -94,7 +101,7 @@ impl Bucket {
         place: &Place,
         manifest: &Manifest,
         patience: Duration,
-    ) -> Result<Rows, Miss> {
+    ) -> Result<HostRows, Miss> {
         let path = self.names.rows(place, &manifest.object());
         let mut filling = Filling::new(manifest);
         let requests = requests(manifest);
@@ -190,7 +197,7 @@ impl Bucket {
 }
 
 /// The result of a request, unless it takes longer than a store may be silent.
-async fn within<T>(
+pub(crate) async fn within<T>(
     patience: Duration,
     request: impl Future<Output = Result<T, Miss>>,
 ) -> Result<T, Miss> {
@@ -221,7 +228,7 @@ fn requests(manifest: &Manifest) -> Vec<Range<u64>> {
 /// Rows that arrive front to back. Every range before `layer` has been checked.
 struct Filling<'m> {
     manifest: &'m Manifest,
-    rows: Rows,
+    rows: HostRows,
     /// The range that arrives: a layer, and its keys or values.
     layer: usize,
     is_values: bool,
@@ -235,7 +242,7 @@ impl<'m> Filling<'m> {
         let room = || vec![0; manifest.range_bytes() * manifest.header.layers].into();
         Self {
             manifest,
-            rows: Rows { k: room(), v: room() },
+            rows: HostRows { k: room(), v: room() },
             layer: 0,
             is_values: false,
             n_bytes: 0,
@@ -304,7 +311,7 @@ mod tests {
         for (scale, is_fine) in [(0x3f80, true), (0x7f80, false), (0xbf80, false), (0x7fc0, false)]
         {
             let [low, high] = u16::to_le_bytes(scale);
-            let rows = Rows { k: vec![127, 0x81, low, high].into(), v: vec![0; 4].into() };
+            let rows = HostRows { k: vec![127, 0x81, low, high].into(), v: vec![0; 4].into() };
             let names = Names::new(Path::from("kv"));
             let bucket = Bucket { store: Arc::new(InMemory::new()), names, trust: trust.clone() };
             let manifest = Manifest::of(&key, &header, &rows).unwrap();

@@ -6,7 +6,7 @@
 
 use serde::{Deserialize, Serialize};
 use weft_core::dtype::Dtype;
-use weft_core::store::{Header, KvKey, RowForm, Rows};
+use weft_core::store::{Header, HostRows, KvKey, RowForm};
 
 use crate::miss::Miss;
 use crate::seal::{self, Trust};
@@ -62,7 +62,7 @@ pub(crate) struct Manifest {
 
 impl Manifest {
     /// The manifest of rows as they are stored. `None` if they do not have the header's size.
-    pub(crate) fn of(key: &KvKey, header: &Header, rows: &Rows) -> Option<Self> {
+    pub(crate) fn of(key: &KvKey, header: &Header, rows: &HostRows) -> Option<Self> {
         let tensor_bytes = header.tensor_bytes()?;
         if (rows.k.len(), rows.v.len()) != (tensor_bytes, tensor_bytes) || tensor_bytes == 0 {
             return None;
@@ -116,16 +116,16 @@ impl Manifest {
 
     /// Reads an object. Nothing of its size is believed: only its own bytes take memory.
     pub(crate) fn read(text: &[u8], trust: &Trust) -> Result<Self, Miss> {
-        let value: serde_json::Value = seal::read(PURPOSE, text, trust)?;
+        let body = seal::body(PURPOSE, text, trust)?;
         let wrong = |reason: &str| Miss::Form(reason.to_owned());
-        let any = AnyVersion::deserialize(&value).map_err(|error| Miss::Form(error.to_string()))?;
+        let any: AnyVersion = seal::json(body)?;
         if any.format != FORMAT {
             return Err(Miss::Form(format!("its format is {:?}, not {FORMAT:?}", any.format)));
         }
         if any.version != VERSION && any.version != COARSE_VERSION {
             return Err(Miss::Version { found: any.version, expected: COARSE_VERSION });
         }
-        let json = Json::deserialize(value).map_err(|error| Miss::Form(error.to_string()))?;
+        let json: Json = seal::json(body)?;
         if json.group.is_some() != (any.version == COARSE_VERSION) {
             return Err(wrong("only rows in 8 bits have groups, and they have"));
         }
@@ -186,7 +186,7 @@ mod tests {
 
     fn manifest(header: &Header) -> Manifest {
         let key = header.key();
-        let rows = Rows { k: (0..24).collect(), v: (24..48).collect() };
+        let rows = HostRows { k: (0..24).collect(), v: (24..48).collect() };
         Manifest::of(&key, header, &rows).unwrap()
     }
 
@@ -220,7 +220,7 @@ mod tests {
     #[test]
     fn a_coarse_manifest_reads_back_and_is_never_taken_for_a_full_one() {
         let coarse = Header { form: RowForm::Int8 { group: 3 }, ..header() };
-        let rows = Rows { k: (0..20).collect(), v: (20..40).collect() };
+        let rows = HostRows { k: (0..20).collect(), v: (20..40).collect() };
         let manifest = Manifest::of(&coarse.key(), &coarse, &rows).unwrap();
         let text = manifest.write(&Trust::Anyone);
         assert_eq!(Manifest::read(&text, &Trust::Anyone).unwrap(), manifest);
@@ -250,7 +250,7 @@ mod tests {
     fn rows_of_another_size_have_no_manifest() {
         let key = KvKey::of_rows(&KvKey::NOTHING, &[5, 6]);
         for (k, v) in [(23, 24), (24, 25), (0, 0)] {
-            let rows = Rows { k: vec![0; k].into(), v: vec![0; v].into() };
+            let rows = HostRows { k: vec![0; k].into(), v: vec![0; v].into() };
             assert_eq!(Manifest::of(&key, &header(), &rows), None);
         }
     }

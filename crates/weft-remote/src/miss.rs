@@ -76,6 +76,9 @@ pub enum Miss {
     /// The rows are not those that were asked for, or are not numbers.
     #[error("{0}")]
     Mismatch(Reason),
+    /// The rows attended to something that no prompt begins with here.
+    #[error("they attended to something else than a system prompt that is registered here")]
+    Elsewhere,
     /// More bytes than fit.
     #[error("it has {bytes} bytes, and at most {limit} fit")]
     TooLarge {
@@ -83,6 +86,12 @@ pub enum Miss {
         bytes: u64,
         /// The limit.
         limit: u64,
+    },
+    /// A folder has more objects than anybody stores.
+    #[error("a folder of it lists more than {limit} objects; give another prefix, or delete some")]
+    TooMany {
+        /// The limit.
+        limit: usize,
     },
     /// An object is longer or shorter than it should be.
     #[error("the store sent {found} bytes instead of {expected}")]
@@ -126,7 +135,9 @@ impl Miss {
             Self::Signature => "signature",
             Self::Key { .. } => "key",
             Self::Mismatch(reason) => reason.name(),
+            Self::Elsewhere => "elsewhere",
             Self::TooLarge { .. } => "too_large",
+            Self::TooMany { .. } => "too_many",
             Self::Length { .. } => "length",
             Self::RangeChecksum { .. } => "range_checksum",
             Self::Card(_) => "card",

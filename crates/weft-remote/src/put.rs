@@ -8,7 +8,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use object_store::path::Path;
 use object_store::{ObjectStoreExt, PutMode, PutOptions, PutPayload};
-use weft_core::store::{Header, KvKey, Rows};
+use weft_core::store::{Header, HostRows, KvKey};
 
 use crate::get::{Bucket, miss};
 use crate::manifest::Manifest;
@@ -32,7 +32,7 @@ pub enum Written {
 
 /// The keys or values of shared rows, as memory that the store's client may hold.
 struct Tensor {
-    rows: Arc<Rows>,
+    rows: Arc<HostRows>,
     is_values: bool,
 }
 
@@ -49,7 +49,7 @@ impl Bucket {
         &self,
         key: &KvKey,
         header: &Header,
-        rows: &Arc<Rows>,
+        rows: &Arc<HostRows>,
         anew: bool,
     ) -> Result<Written, Miss> {
         let found = header.key();
@@ -130,7 +130,7 @@ impl Bucket {
 }
 
 /// The bytes of rows in the order of the object, without copying them.
-fn payload(rows: &Arc<Rows>, range_bytes: usize) -> PutPayload {
+fn payload(rows: &Arc<HostRows>, range_bytes: usize) -> PutPayload {
     let tensor = |is_values| Bytes::from_owner(Tensor { rows: Arc::clone(rows), is_values });
     let (k, v) = (tensor(false), tensor(true));
     let starts = (0..k.len()).step_by(range_bytes);
@@ -175,7 +175,7 @@ mod tests {
 
     #[test]
     fn layers_lie_one_after_the_other() {
-        let rows = Arc::new(Rows { k: vec![1, 1, 2, 2].into(), v: vec![3, 3, 4, 4].into() });
+        let rows = Arc::new(HostRows { k: vec![1, 1, 2, 2].into(), v: vec![3, 3, 4, 4].into() });
         let bytes: Vec<u8> = payload(&rows, 2).into_iter().flatten().collect();
         assert_eq!(bytes, [1, 1, 3, 3, 2, 2, 4, 4]);
     }

@@ -5,7 +5,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use weft_core::store::{Signature, SigningKey};
 
-use crate::miss::Miss;
+use crate::miss::{Miss, first_line};
 
 /// Whose rows are used.
 #[derive(Clone, Debug, Default)]
@@ -56,12 +56,22 @@ pub(crate) fn read<T: DeserializeOwned>(
     text: &[u8],
     trust: &Trust,
 ) -> Result<T, Miss> {
-    let wrong = |reason: String| Miss::Form(reason);
-    let lines: Vec<&[u8]> = text.split(|byte| *byte == b'\n').collect();
-    let [body, seal, []] = lines[..] else {
-        return Err(wrong("it does not consist of two lines".to_owned()));
+    json(body(purpose, text, trust)?)
+}
+
+/// A line of JSON. Only what `T` has takes memory.
+pub(crate) fn json<T: DeserializeOwned>(line: &[u8]) -> Result<T, Miss> {
+    serde_json::from_slice(line).map_err(|error| Miss::Form(first_line(&error)))
+}
+
+/// The first of both lines, if they are undamaged and, with a key, signed by it.
+pub(crate) fn body<'t>(purpose: &str, text: &'t [u8], trust: &Trust) -> Result<&'t [u8], Miss> {
+    let mut lines = text.split(|byte| *byte == b'\n');
+    let lines = [lines.next(), lines.next(), lines.next(), lines.next()];
+    let [Some(body), Some(seal), Some([]), None] = lines else {
+        return Err(Miss::Form("it does not consist of two lines".to_owned()));
     };
-    let seal: Seal = serde_json::from_slice(seal).map_err(|error| wrong(error.to_string()))?;
+    let seal: Seal = json(seal)?;
     if blake3::hash(body).to_string() != seal.blake3 {
         return Err(Miss::ManifestChecksum);
     }
@@ -74,7 +84,7 @@ pub(crate) fn read<T: DeserializeOwned>(
             return Err(Miss::Signature);
         }
     }
-    serde_json::from_slice(body).map_err(|error| wrong(error.to_string()))
+    Ok(body)
 }
 
 #[cfg(test)]

@@ -19,11 +19,12 @@ use tokio::runtime::{Builder, Runtime};
 use tokio::sync::{Semaphore, oneshot};
 use weft_core::chunk::ChunkId;
 use weft_core::engine::{Fetched, Interest, RemoteStats, RemoteTier, WhenFetched};
-use weft_core::store::{Header, KvKey, Rows};
+use weft_core::store::{Header, HostRows, KvKey};
 
 use crate::absent::Absent;
 use crate::breaker::{Breaker, Pass};
 use crate::get::Bucket;
+use crate::limits::Limits;
 use crate::miss::Miss;
 use crate::names::Names;
 use crate::put::Written;
@@ -44,39 +45,6 @@ const WRITING: &str = "rows are not written to";
 
 /// Damaged entries that are remembered, to be written again.
 const MOST_DAMAGED: usize = 1 << 12;
-
-/// Limits of the service.
-#[derive(Clone, Debug)]
-pub struct Limits {
-    /// For the next part of a fetch: the manifest, or a range of the rows.
-    pub fetch: Duration,
-    /// For a fetch, from the call to the answer.
-    pub whole_fetch: Duration,
-    /// For writing one entry.
-    pub write: Duration,
-    /// Fetches that run at once.
-    pub fetches_at_once: usize,
-    /// Fetches that wait for their turn.
-    pub fetches_waiting: usize,
-    /// Bytes of the rows that wait to be written. Larger rows wait alone.
-    pub queue_bytes: u64,
-    /// Entries that are written at once.
-    pub writes_at_once: usize,
-}
-
-impl Default for Limits {
-    fn default() -> Self {
-        Self {
-            fetch: Duration::from_secs(5),
-            whole_fetch: Duration::from_secs(60),
-            write: Duration::from_secs(60),
-            fetches_at_once: 8,
-            fetches_waiting: 256,
-            queue_bytes: 256 << 20,
-            writes_at_once: 2,
-        }
-    }
-}
 
 /// The remote tier.
 #[derive(Debug)]
@@ -160,7 +128,7 @@ impl Remote {
 
     /// Asks for the rows of a key that `expected` describes. Returns at once; the answer comes
     /// within the limit on time. A miss is `None`, and counted.
-    pub fn fetch(&self, key: &KvKey, expected: &Header) -> Receiver<Option<Rows>> {
+    pub fn fetch(&self, key: &KvKey, expected: &Header) -> Receiver<Option<HostRows>> {
         let (sender, receiver) = sync_channel(1);
         let own = sender.clone();
         let done = move |fetched| {
@@ -206,7 +174,7 @@ impl Remote {
 
     /// Queues rows to be written behind the caller's back. Returns whether they are queued; if the
     /// queue is full, or the store has failed, they are dropped and counted.
-    pub fn put(&self, key: &KvKey, header: &Header, rows: Arc<Rows>) -> bool {
+    pub fn put(&self, key: &KvKey, header: &Header, rows: Arc<HostRows>) -> bool {
         self.enqueue(None, key, header, rows)
     }
 
@@ -215,7 +183,7 @@ impl Remote {
         chunk: Option<ChunkId>,
         key: &KvKey,
         header: &Header,
-        rows: Arc<Rows>,
+        rows: Arc<HostRows>,
     ) -> bool {
         let bytes = (rows.k.len() + rows.v.len()) as u64;
         if !self.shared.enqueue(bytes) {
@@ -279,6 +247,11 @@ impl Remote {
         &self.shared.bucket
     }
 
+    /// Its limits.
+    pub(crate) fn limits(&self) -> &Limits {
+        &self.shared.limits
+    }
+
     /// Runs a call that waits on the caller's thread.
     pub(crate) fn wait_for<T>(&self, call: impl Future<Output = T>) -> T {
         self.runtime().block_on(call)
@@ -295,7 +268,7 @@ impl RemoteTier for Remote {
         self.ask(key, expected, done, is_unwanted).then(|| Box::new(interest) as Interest)
     }
 
-    fn put(&self, chunk: &ChunkId, key: &KvKey, header: &Header, rows: Arc<Rows>) -> bool {
+    fn put(&self, chunk: &ChunkId, key: &KvKey, header: &Header, rows: Arc<HostRows>) -> bool {
         self.enqueue(Some(*chunk), key, header, rows)
     }
 
@@ -396,7 +369,13 @@ impl Shared {
         self.left_queue.notify_all();
     }
 
-    async fn write(&self, chunk: Option<&ChunkId>, key: &KvKey, header: &Header, rows: &Arc<Rows>) {
+    async fn write(
+        &self,
+        chunk: Option<&ChunkId>,
+        key: &KvKey,
+        header: &Header,
+        rows: &Arc<HostRows>,
+    ) {
         let Ok(_turn) = self.writes.acquire().await else { return };
         let (pass, anew) = {
             let mut state = self.state();
@@ -431,7 +410,7 @@ impl State {
     fn count_fetch(
         &mut self,
         key: &KvKey,
-        rows: Result<(Rows, Duration), Miss>,
+        rows: Result<(HostRows, Duration), Miss>,
         bytes: u64,
         pass: Pass,
     ) -> Fetched {

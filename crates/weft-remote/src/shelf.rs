@@ -6,6 +6,7 @@
 //! the store; they are for commands, not for requests.
 
 use std::collections::BTreeMap;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::SystemTime;
 
@@ -13,9 +14,10 @@ use futures_util::{StreamExt, TryStreamExt, stream};
 use object_store::{ObjectMeta, PutMode};
 use serde::{Deserialize, Serialize};
 use weft_core::chunk::{Chunk, ChunkId, Kind};
-use weft_core::store::{Header, KvKey, Rows};
+use weft_core::store::{Header, HostRows, KvKey};
 
-use crate::get::{Bucket, miss};
+use crate::get::{Bucket, within};
+use crate::manifest::Manifest;
 use crate::miss::Miss;
 use crate::names::{Named, Place};
 use crate::put::Written;
@@ -31,8 +33,8 @@ const PURPOSE: &str = "remote label 1";
 const LABEL_LIMIT: u64 = 1 << 20;
 /// Maximum bytes of a card: longer than any text that fits a context.
 const CARD_LIMIT: u64 = 256 << 20;
-/// Maximum number of chunks of one tokenizer that are listed.
-const MOST_LABELS: usize = 100_000;
+/// Maximum bytes of all labels of one tokenizer together.
+const LABELS_LIMIT: u64 = 64 << 20;
 /// Labels that are read at once.
 const LABELS_AT_ONCE: usize = 16;
 
@@ -108,7 +110,7 @@ pub struct Pulled {
     /// What they are.
     pub header: Header,
     /// The rows.
-    pub rows: Rows,
+    pub rows: HostRows,
 }
 
 impl Remote {
@@ -129,7 +131,7 @@ impl Remote {
         chunk: &ChunkId,
         key: &KvKey,
         header: &Header,
-        rows: &Arc<Rows>,
+        rows: &Arc<HostRows>,
     ) -> Result<Written, Miss> {
         self.wait_for(self.bucket().put_rows_of(Some(chunk), key, header, rows, false))
     }
@@ -139,7 +141,7 @@ impl Remote {
     /// # Errors
     /// If the store cannot be listed.
     pub fn labels(&self, vocabulary: &str) -> Result<Labels, Miss> {
-        self.wait_for(self.bucket().labels(vocabulary))
+        self.wait_for(within(self.limits().listing, self.bucket().labels(vocabulary)))
     }
 
     /// The chunk of a label.
@@ -156,12 +158,14 @@ impl Remote {
     /// If the store cannot be listed.
     pub fn has_rows(&self, chunk: &ChunkId) -> Result<bool, Miss> {
         let folder = self.bucket().names.all_uses(chunk);
-        let mut listed = self.bucket().store.list(Some(&folder));
-        Ok(self.wait_for(listed.try_next()).map_err(miss)?.is_some())
+        let mut listed = pin!(self.bucket().listed(&folder));
+        let first = within(self.limits().listing, listed.try_next());
+        Ok(self.wait_for(first)?.is_some())
     }
 
     /// The rows that hold a chunk and fit a model on a device, one after the other. Each has at
-    /// most `limit` bytes. `take` gets the rows, or why they are not used.
+    /// most `limit` bytes. `fits` says of a header why its rows are not wanted, before they are
+    /// asked for. `take` gets the rows, or why they are not used.
     ///
     /// # Errors
     /// If the store cannot be listed.
@@ -170,10 +174,17 @@ impl Remote {
         chunk: &Chunk,
         fingerprint: &str,
         limit: u64,
+        fits: impl Fn(&Header) -> Result<(), Miss>,
         mut take: impl FnMut(Result<Pulled, Miss>),
     ) -> Result<(), Miss> {
-        for place in self.wait_for(self.bucket().uses(&chunk.id, fingerprint))? {
-            take(self.wait_for(self.bucket().pull_rows(chunk, fingerprint, &place, limit)));
+        let places = within(self.limits().listing, self.bucket().uses(&chunk.id, fingerprint));
+        for place in self.wait_for(places)? {
+            let entry = self.bucket().entry(&place, limit, |header| {
+                is_of(header, chunk, fingerprint)?;
+                fits(header)
+            });
+            let pulled = self.wait_for(entry);
+            take(pulled.map(|(Manifest { key, header, .. }, rows)| Pulled { key, header, rows }));
         }
         Ok(())
     }
@@ -221,7 +232,7 @@ impl Bucket {
         chunk: Option<&ChunkId>,
         key: &KvKey,
         header: &Header,
-        rows: &Arc<Rows>,
+        rows: &Arc<HostRows>,
         anew: bool,
     ) -> Result<Written, Miss> {
         let written = self.put_rows(key, header, rows, anew).await?;
@@ -235,20 +246,27 @@ impl Bucket {
 
     async fn labels(&self, vocabulary: &str) -> Result<Labels, Miss> {
         let folder = self.names.shelf(vocabulary);
-        let listed = self.store.list(Some(&folder)).map_err(miss);
-        let named = listed.try_filter_map(|meta| async {
+        let named = self.listed(&folder).try_filter_map(|meta| async {
             Ok(match self.names.parse(&meta.location) {
                 Some(Named::Label { chunk, .. }) => Some((chunk, meta)),
                 _ => None,
             })
         });
-        let found: Vec<_> = named.take(MOST_LABELS).try_collect().await?;
+        let found: Vec<_> = named.try_collect().await?;
         let mut labels = Labels::default();
-        let mut read = stream::iter(found)
-            .map(|(id, meta)| async move { (id, self.label(vocabulary, &id, &meta).await) })
-            .buffer_unordered(LABELS_AT_ONCE);
-        while let Some((id, label)) = read.next().await {
-            match label {
+        let mut bytes = 0;
+        let mut read =
+            stream::iter(found)
+                .map(|(id, meta)| async move {
+                    (id, self.small(&meta.location, LABEL_LIMIT).await, meta)
+                })
+                .buffer_unordered(LABELS_AT_ONCE);
+        while let Some((id, text, meta)) = read.next().await {
+            bytes += text.as_ref().map_or(0, |text| text.len() as u64);
+            if bytes > LABELS_LIMIT {
+                return Err(Miss::TooLarge { bytes, limit: LABELS_LIMIT });
+            }
+            match text.and_then(|text| self.label(vocabulary, &id, &meta, &text)) {
                 Ok(label) => labels.labels.push(label),
                 Err(miss) if miss.is_failure() => return Err(miss),
                 // Deleted since it was listed.
@@ -261,14 +279,14 @@ impl Bucket {
         Ok(labels)
     }
 
-    async fn label(
+    fn label(
         &self,
         vocabulary: &str,
         id: &ChunkId,
         meta: &ObjectMeta,
+        text: &[u8],
     ) -> Result<Label, Miss> {
-        let text = self.small(&meta.location, LABEL_LIMIT).await?;
-        let json: Json = seal::read(PURPOSE, &text, &self.trust)?;
+        let json: Json = seal::read(PURPOSE, text, &self.trust)?;
         if json.format != FORMAT {
             return Err(Miss::Form(format!("its format is {:?}", json.format)));
         }
@@ -307,34 +325,26 @@ impl Bucket {
 
     async fn uses(&self, chunk: &ChunkId, fingerprint: &str) -> Result<Vec<Place>, Miss> {
         let folder = self.names.uses(chunk, fingerprint);
-        let listed = self.store.list(Some(&folder)).map_err(miss);
-        let places = listed.try_filter_map(|meta| async move {
+        let places = self.listed(&folder).try_filter_map(|meta| async move {
             Ok(match self.names.parse(&meta.location) {
                 Some(Named::Use(place)) => Some(place),
                 _ => None,
             })
         });
-        let mut places: Vec<Place> = places.take(MOST_LABELS).try_collect().await?;
+        let mut places: Vec<Place> = places.try_collect().await?;
         places.sort();
         Ok(places)
     }
+}
 
-    async fn pull_rows(
-        &self,
-        chunk: &Chunk,
-        fingerprint: &str,
-        place: &Place,
-        limit: u64,
-    ) -> Result<Pulled, Miss> {
-        let (manifest, rows) = self.entry(place, limit).await?;
-        let header = manifest.header;
-        let expected = Header { fingerprint: fingerprint.to_owned(), ..header.clone() };
-        if let Some(reason) = expected.mismatch(&header) {
-            return Err(Miss::Mismatch(reason));
-        }
-        if !chunk.is_in(&header.tokens) {
-            return Err(Miss::Card("the rows do not hold this chunk".to_owned()));
-        }
-        Ok(Pulled { key: manifest.key, header, rows })
+/// Checks that rows are those of a model on a device, and hold a chunk.
+fn is_of(header: &Header, chunk: &Chunk, fingerprint: &str) -> Result<(), Miss> {
+    let expected = Header { fingerprint: fingerprint.to_owned(), ..header.clone() };
+    if let Some(reason) = expected.mismatch(header) {
+        return Err(Miss::Mismatch(reason));
     }
+    if !chunk.is_in(&header.tokens) {
+        return Err(Miss::Card("the rows do not hold this chunk".to_owned()));
+    }
+    Ok(())
 }

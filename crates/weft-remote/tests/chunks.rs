@@ -11,7 +11,7 @@ use object_store::path::Path;
 use object_store::{ObjectStore, ObjectStoreExt};
 use weft_core::chunk::{Chunk, Kind};
 use weft_core::dtype::Dtype;
-use weft_core::store::{Header, KvKey, RowForm, Rows, SigningKey};
+use weft_core::store::{Header, HostRows, KvKey, RowForm, SigningKey};
 use weft_remote::{Limits, Pulled, Remote, Sweep, Swept, Trust, Written};
 
 const VOCABULARY: &str = "0123456789abcdef";
@@ -39,7 +39,7 @@ fn chunk(name: &str, tokens: &[u32]) -> Chunk {
     }
 }
 
-fn entry(tokens: &[u32]) -> (KvKey, Header, Arc<Rows>) {
+fn entry(tokens: &[u32]) -> (KvKey, Header, Arc<HostRows>) {
     let header = Header {
         fingerprint: MODEL.to_owned(),
         dtype: Dtype::F32,
@@ -54,7 +54,7 @@ fn entry(tokens: &[u32]) -> (KvKey, Header, Arc<Rows>) {
     };
     let n = header.tensor_bytes().unwrap();
     let list = |byte: u8| vec![byte; n].into();
-    let rows = Rows { k: list(tokens[0] as u8), v: list(tokens[0] as u8 + 1) };
+    let rows = HostRows { k: list(tokens[0] as u8), v: list(tokens[0] as u8 + 1) };
     (header.key(), header, Arc::new(rows))
 }
 
@@ -71,7 +71,13 @@ fn pull(
 ) -> Vec<Result<Pulled, &'static str>> {
     let mut all = Vec::new();
     remote
-        .pull_rows(chunk, model, limit, |pulled| all.push(pulled.map_err(|miss| miss.name())))
+        .pull_rows(
+            chunk,
+            model,
+            limit,
+            |_| Ok(()),
+            |pulled| all.push(pulled.map_err(|miss| miss.name())),
+        )
         .unwrap();
     all
 }

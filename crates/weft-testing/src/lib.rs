@@ -20,7 +20,7 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use weft_core::config::Config;
-use weft_core::device::{Inspect, Lane, Limits, Outputs, Rows, Span, Step};
+use weft_core::device::{Inspect, Lane, Limits, Outputs, PageRows, Span, Step};
 use weft_core::dtype::Dtype;
 use weft_core::kv::{PAGE_ROWS, PageId, Slot, pages_for};
 use weft_core::plan::{Op, plan};
@@ -165,7 +165,7 @@ pub fn run_in_blocks(
 /// Fills every KV row with NaN, so that a wrong read changes the result.
 pub fn poison(device: &mut dyn Inspect, config: &Config) {
     let pages: Vec<PageId> = (0..device.limits().pages as PageId).collect();
-    let rows = Rows { pages: &pages, first_row: 0, len: pages.len() * PAGE_ROWS };
+    let rows = PageRows { pages: &pages, first_row: 0, len: pages.len() * PAGE_ROWS };
     let n = config.layers * rows.len * config.kv_width();
     let nan = match device.dtype() {
         Dtype::F32 => f32::NAN.to_le_bytes().repeat(n),

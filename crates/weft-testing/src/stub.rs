@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use weft_core::device::{Device, DeviceError, Lane, Limits, Rows, Step};
+use weft_core::device::{Device, DeviceError, Lane, Limits, PageRows, Step};
 use weft_core::dtype::Dtype;
 use weft_core::engine::{Engine, Tiers};
 use weft_core::kv::PageId;
@@ -117,9 +117,9 @@ impl Device for Stub {
         "stub".to_owned()
     }
 
-    fn read_kv(&self, _: Range<u16>, _: &Rows<'_>, _: &mut [u8], _: &mut [u8]) {}
+    fn read_kv(&self, _: Range<u16>, _: &PageRows<'_>, _: &mut [u8], _: &mut [u8]) {}
 
-    fn write_kv(&mut self, _: &Rows<'_>, _: &[u8], _: &[u8]) {}
+    fn write_kv(&mut self, _: &PageRows<'_>, _: &[u8], _: &[u8]) {}
 
     fn copy_rows(&mut self, _: PageId, _: PageId, _: usize) {}
 }

@@ -170,7 +170,7 @@ impl Llm {
         if let Some(system) = &question.system {
             prompt = prompt.system(&self.engine.chunk(Kind::System, system)?);
         }
-        let request = self.engine.request(&prompt, self.sampling(question))?;
+        let request = Request::new(self.engine.compose(&prompt)?, self.sampling(question));
         self.drafted(request, question)
     }
 

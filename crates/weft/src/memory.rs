@@ -71,13 +71,20 @@ pub struct ExpertMemory {
 }
 
 impl MemoryPlan {
-    /// Plans the memory of a model on a device.
+    /// Plans the memory of a model on a device. `threads` applies to the CPU, and to experts in main
+    /// memory; without it, all cores are used.
     ///
     /// # Errors
     /// [`Error::KvMemory`] if `room` has too few bytes; [`Error::Gpu`] if the GPU reports an error.
-    pub fn new(config: &Config, forms: &Forms, room: &Room, device: Chosen) -> Result<Self, Error> {
+    pub fn new(
+        config: &Config,
+        forms: &Forms,
+        room: &Room,
+        device: Chosen,
+        threads: Option<usize>,
+    ) -> Result<Self, Error> {
         let free = device.free_memory()?;
-        let mut plan = Self::with_free(config, forms, room, device, free)?;
+        let mut plan = Self::with_free(config, forms, room, device, threads, free)?;
         if let Some(experts) = &mut plan.experts {
             experts.free = available_memory();
         }
@@ -93,6 +100,7 @@ impl MemoryPlan {
         forms: &Forms,
         room: &Room,
         device: Chosen,
+        #[cfg_attr(not(feature = "cpu"), expect(unused_variables))] threads: Option<usize>,
         free: Option<u64>,
     ) -> Result<Self, Error> {
         let plain_page = |dtype: Dtype| PAGE_ROWS as u64 * config.kv_bytes_per_token(dtype);
@@ -111,17 +119,19 @@ impl MemoryPlan {
             positions: room.context,
             pages: pages(room, page_bytes, free)?,
         };
+        #[cfg(feature = "cpu")]
+        let n_threads = threads.unwrap_or_else(weft_cpu::n_cores);
         let (need, experts) = match device {
             #[cfg(feature = "cuda")]
             Chosen::Cuda(_) => (weft_cuda::need(config, forms, &limits), None),
             #[cfg(all(feature = "cuda", feature = "cpu"))]
             Chosen::CudaWithHostExperts => {
-                let need = weft_cpu::need_of_experts(config, forms, limits.step_tokens);
+                let need = weft_cpu::need_of_experts(config, forms, limits.step_tokens, n_threads);
                 let others = weft_cuda::need_without_experts(config, forms, &limits);
                 (others, Some(ExpertMemory { need, free: None }))
             }
             #[cfg(feature = "cpu")]
-            Chosen::Cpu => (weft_cpu::need(config, forms, &limits), None),
+            Chosen::Cpu => (weft_cpu::need(config, forms, &limits, n_threads), None),
             Chosen::Reference => (Need::unpadded(config, forms, &limits, config.dtype), None),
         };
         let on_gpu = device.is_gpu();
@@ -271,7 +281,8 @@ mod tests {
         let plan = |name, free| {
             let config = shapes::config(name).unwrap();
             let cuda = Chosen::Cuda(weft_cuda::Launches::Auto);
-            MemoryPlan::with_free(&config, &Forms::default(), &room, cuda, Some(free)).unwrap()
+            MemoryPlan::with_free(&config, &Forms::default(), &room, cuda, None, Some(free))
+                .unwrap()
         };
         plan("qwen3-8b", 24 << 30).check_fits().unwrap();
         let refused = plan("qwen3-8b", 12 << 30).check_fits().unwrap_err().to_string();
@@ -288,7 +299,8 @@ mod tests {
         let room = Room { context: 8192, contexts: 2, kv_memory: None };
         let config = shapes::config("qwen3-30b-a3b").unwrap();
         let plan = |device, free| {
-            MemoryPlan::with_free(&config, &Forms::default(), &room, device, Some(free)).unwrap()
+            MemoryPlan::with_free(&config, &Forms::default(), &room, device, Some(1), Some(free))
+                .unwrap()
         };
         let whole = plan(Chosen::Cuda(weft_cuda::Launches::Auto), 24 << 30);
         let refused = whole.check_fits().unwrap_err().to_string();
@@ -317,7 +329,7 @@ mod tests {
         let room = Room { context: 4096, contexts: 1, kv_memory: None };
         let plan = |free| {
             let (forms, device) = (Forms::default(), Chosen::Reference);
-            MemoryPlan::with_free(&config, &forms, &room, device, Some(free)).unwrap()
+            MemoryPlan::with_free(&config, &forms, &room, device, None, Some(free)).unwrap()
         };
         let model = plan(16 << 30);
         check_fit_together(&model, &plan(8 << 30)).unwrap();

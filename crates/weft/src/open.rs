@@ -48,12 +48,12 @@ pub struct Options {
     remote: Option<Arc<dyn RemoteTier>>,
     stored_rows: StoredRows,
     speculate: Speculate,
-    draft: Option<Draft>,
+    draft: Option<DraftModelChoice>,
     progress: Box<dyn Progress>,
 }
 
 /// The draft model, by its name or opened.
-enum Draft {
+enum DraftModelChoice {
     Name(String),
     Model(Box<Model>),
 }
@@ -199,13 +199,13 @@ impl Options {
     /// Sets a small model with the same tokenizer that drafts answers: a folder, a GGUF file, or a
     /// name on the hub. It runs on the same device, and its memory is planned with the model's.
     pub fn draft(mut self, name: impl Into<String>) -> Self {
-        self.draft = Some(Draft::Name(name.into()));
+        self.draft = Some(DraftModelChoice::Name(name.into()));
         self
     }
 
     /// Sets an opened model as the draft model, like [`draft`](Self::draft).
     pub fn draft_model(mut self, model: Model) -> Self {
-        self.draft = Some(Draft::Model(Box::new(model)));
+        self.draft = Some(DraftModelChoice::Model(Box::new(model)));
         self
     }
 
@@ -250,8 +250,8 @@ impl Options {
     pub fn load(mut self, model: Model) -> Result<Llm, Error> {
         let draft = match self.draft.take() {
             None => None,
-            Some(Draft::Name(name)) => Some(self.find(&name)?),
-            Some(Draft::Model(model)) => Some(*model),
+            Some(DraftModelChoice::Name(name)) => Some(self.find(&name)?),
+            Some(DraftModelChoice::Model(model)) => Some(*model),
         };
         if let Some(draft) = &draft {
             check_draft_tokenizer(&draft.tokenizer, &model.tokenizer)?;
@@ -288,7 +288,7 @@ impl Options {
     ) -> Result<OnDevice, Error> {
         let room = self.room(&model.config)?;
         let forms = Forms::of(&*model.weights, &model.config);
-        let memory = MemoryPlan::new(&model.config, &forms, &room, chosen)?;
+        let memory = MemoryPlan::new(&model.config, &forms, &room, chosen, self.threads)?;
         memory.check_fits()?;
         let beside = |draft: &Model| self.plan_draft(draft, chosen, &room, &memory);
         let plan = draft.map(beside).transpose()?;
@@ -332,7 +332,7 @@ impl Options {
         let room = Room { context, kv_memory: None, ..*room };
         let left = memory.free.map(|free| free.saturating_sub(memory.need.total()));
         let forms = Forms::of(&*draft.weights, config);
-        let plan = MemoryPlan::with_free(config, &forms, &room, chosen, left)?;
+        let plan = MemoryPlan::with_free(config, &forms, &room, chosen, self.threads, left)?;
         check_fit_together(memory, &plan)?;
         Ok((chosen, plan))
     }
@@ -448,7 +448,8 @@ mod tests {
         let room = options.room(&model.config).unwrap();
         let forms = Forms::of(&*model.weights, &model.config);
         let on = Chosen::Reference;
-        let mut memory = MemoryPlan::with_free(&model.config, &forms, &room, on, Some(1 << 40));
+        let mut memory =
+            MemoryPlan::with_free(&model.config, &forms, &room, on, None, Some(1 << 40));
         let memory = memory.as_mut().unwrap();
         options.plan_draft(&model, on, &room, memory).unwrap();
         memory.free = Some(memory.need.total() + 1);

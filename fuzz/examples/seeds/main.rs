@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 use weft_core::chunk::{Chunk, Kind, SignedRows, export};
 use weft_core::config::Config;
 use weft_core::dtype::Dtype;
-use weft_core::store::{Header, KvKey, Put, RowForm, Rows, Store};
+use weft_core::store::{Header, KvKey, Put, RowForm, HostRows, Store};
 use weft_core::weights::{Safetensors, Tensor, tensors};
 use weft_fuzz::{
     CONFIG, FINGERPRINT, KEY, PACKED_CONFIG, packed_configs, parcel_homes, parcel_tokenizer,
@@ -438,7 +438,7 @@ fn rows() {
         };
         let key = header.key();
         let bytes = vec![1; header.full_bytes().expect("a size")];
-        let rows = Rows { k: bytes.clone(), v: bytes };
+        let rows = HostRows { k: bytes.clone(), v: bytes };
         store.remove(&key);
         assert_eq!(store.put(&key, &header, &rows), Put::Stored);
         let file = folder.path().join(name);

@@ -108,7 +108,7 @@ fn intermediate(config: &Config) -> String {
 fn bytes_of_experts(model: &Model) -> Option<u64> {
     let forms = Forms::of(&*model.weights, &model.config);
     model.config.experts.as_ref()?;
-    Some(weft_cpu::need_of_experts(&model.config, &forms, 0).weights)
+    Some(weft_cpu::need_of_experts(&model.config, &forms, 0, 0).weights)
 }
 
 /// Bytes of weights that a step of one token reads.

@@ -16,9 +16,9 @@ use super::news::{Arrival, Fetching};
 use super::node::{InRam, received};
 use super::speeds::Way;
 use super::{Begin, Cache, NodeId};
-use crate::chunk::{Choice, Tier};
+use crate::chunk::{ExpectedTimes, Tier};
 use crate::device::Device;
-use crate::store::{PackedRows, Rows};
+use crate::store::{HostRows, PackedRows};
 
 /// How rows came to the device's pages.
 #[derive(Clone, Copy, Debug)]
@@ -30,7 +30,7 @@ pub(crate) struct Brought {
     /// The time that it took up to now.
     pub(crate) time: Duration,
     /// What was expected of fetching and of computing them, if both are known.
-    pub(crate) choice: Option<Choice>,
+    pub(crate) choice: Option<ExpectedTimes>,
 }
 
 impl Cache {
@@ -77,7 +77,7 @@ impl Cache {
     }
 
     /// Starts to copy rows into a node's pages, unpacked if they are packed.
-    fn bring_rows(&mut self, id: NodeId, rows: Arc<Rows>, device: &mut dyn Device) {
+    fn bring_rows(&mut self, id: NodeId, rows: Arc<HostRows>, device: &mut dyn Device) {
         let node = self.node(id);
         let is_packed = |_: &PackedRows| rows.k.len() as u64 * 2 == self.shape.stored_bytes(node);
         match self.packed(node).filter(is_packed) {
@@ -96,7 +96,7 @@ impl Cache {
     }
 
     /// The rows in main memory, after waiting for the device's copy.
-    fn rows_in_memory(&mut self, id: NodeId) -> Option<Arc<Rows>> {
+    fn rows_in_memory(&mut self, id: NodeId) -> Option<Arc<HostRows>> {
         let node = self.node_mut(id);
         if let Some(ram) = node.ram.take() {
             let rows = ram.rows();
@@ -121,7 +121,7 @@ impl Cache {
     }
 
     /// The expected times to fetch a node's rows and to compute the first `n_tokens` of them.
-    fn compare(&self, id: NodeId, n_tokens: usize) -> Option<Choice> {
+    fn compare(&self, id: NodeId, n_tokens: usize) -> Option<ExpectedTimes> {
         let node = self.node(id);
         let cost = node.cost.mul_f64(n_tokens as f64 / node.len() as f64);
         self.speeds.compare(Tier::Disk, self.shape.stored_bytes(node), n_tokens, cost)
@@ -177,7 +177,7 @@ impl Cache {
 
     /// Takes rows that have come. If there are none, the node is empty.
     pub(super) fn arrived(&mut self, arrival: Arrival, device: &mut dyn Device) {
-        let bytes = |rows: &Rows| rows.k.len() as u64 + rows.v.len() as u64;
+        let bytes = |rows: &HostRows| rows.k.len() as u64 + rows.v.len() as u64;
         let Some(node) = self.nodes.get_mut(&arrival.node) else { return };
         let ended = node.fetching.as_ref().filter(|fetching| fetching.is_ended_by(&arrival));
         let Some(tier) = ended.map(|fetching| fetching.tier) else { return };
@@ -187,7 +187,7 @@ impl Cache {
         let stored_bytes = self.shape.stored_bytes(node);
         let packed_bytes = self.shape.packed(node).filter(|_| self.packs).map(|_| stored_bytes);
         let expected = [Some(self.shape.node_bytes(node)), packed_bytes];
-        let fits = |rows: &Rows| expected.contains(&Some(bytes(rows)));
+        let fits = |rows: &HostRows| expected.contains(&Some(bytes(rows)));
         match (rows.filter(fits).map(Arc::new), tier) {
             (Some(rows), tier) => {
                 self.speeds.count_read(tier, stored_bytes, node.read_time);

@@ -13,7 +13,7 @@ use std::{io, thread};
 use super::NodeId;
 use super::news::{Awaited, News};
 use crate::store::{
-    Header, KvKey, NewEntry, Put, Reader, RowMemory, Rows, Store, StoreStats, WasRead,
+    Header, HostRows, KvKey, NewEntry, Put, Reader, RowMemory, Store, StoreStats, WasRead,
 };
 
 /// Bytes of rows that may wait for the disk. Larger rows wait alone.
@@ -50,7 +50,7 @@ enum Command {
 struct NewFile {
     key: KvKey,
     header: Header,
-    rows: Arc<Rows>,
+    rows: Arc<HostRows>,
     is_pinned: bool,
     receipt: Receipt,
 }
@@ -117,14 +117,14 @@ impl Drop for Trial {
 
 /// What the reading threads know of one another.
 #[derive(Default)]
-struct Reading {
+struct FileReading {
     /// Reads that were asked for and have not ended.
     n_reads: AtomicUsize,
     /// When the last one ended.
     last_end: Mutex<Option<Instant>>,
 }
 
-impl Reading {
+impl FileReading {
     /// Threads for one file: the fewer files are read at once, the more for each.
     fn n_threads(&self, n_cores: usize) -> usize {
         let n_files = self.n_reads.load(Ordering::Relaxed).clamp(1, READERS);
@@ -163,7 +163,7 @@ impl Seen {
 pub(super) struct Files {
     commands: Sender<Command>,
     reads: Sender<Read>,
-    reading: Arc<Reading>,
+    reading: Arc<FileReading>,
     seen: Arc<Mutex<Seen>>,
     news: Sender<News>,
     /// Bytes of rows that wait for the disk, or will; and how many may.
@@ -185,7 +185,7 @@ impl Files {
         lock(&seen).update(&mut store);
         let ending = Arc::new(AtomicBool::new(false));
         let to_read = Arc::new(Mutex::new(to_read));
-        let reading = Arc::new(Reading::default());
+        let reading = Arc::new(FileReading::default());
         for n in 0..READERS {
             let (reader, reads, notes) = (store.reader(), Arc::clone(&to_read), commands.clone());
             let reading = Arc::clone(&reading);
@@ -239,7 +239,7 @@ impl Files {
         node: NodeId,
         bytes: u64,
         (key, header): (KvKey, Header),
-        rows: Arc<Rows>,
+        rows: Arc<HostRows>,
         is_pinned: bool,
     ) {
         let receipt = Receipt { node, bytes, is_on_disk: false, to: self.news.clone() };
@@ -323,7 +323,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 fn read_all(
     reader: &Reader,
     reads: &Mutex<Receiver<Read>>,
-    reading: &Reading,
+    reading: &FileReading,
     notes: &Sender<Command>,
 ) {
     let n_cores = thread::available_parallelism().map_or(1, usize::from);

@@ -15,7 +15,7 @@ use super::node::{InRam, received};
 use super::{Cache, Node, NodeId};
 use crate::chunk::Tier;
 use crate::device::Device;
-use crate::store::{Header, KvKey, Rows};
+use crate::store::{Header, HostRows, KvKey};
 
 /// How long a flush waits for news at a time.
 const NEWS_WAIT: Duration = Duration::from_millis(100);
@@ -26,9 +26,9 @@ pub(super) enum Filing {
     /// They wait for room in the queue, or for their copy in main memory.
     Wanted,
     /// They are being copied out of the device's pages, and have room in the queue.
-    Coming(Receiver<Rows>),
+    Coming(Receiver<HostRows>),
     /// They wait for the disk.
-    Queued(Arc<Rows>),
+    Queued(Arc<HostRows>),
 }
 
 /// Rows that are on their way to files together.
@@ -235,7 +235,7 @@ impl Cache {
     }
 
     /// Hands rows to the thread that writes. Their room is reserved.
-    pub(super) fn queue(&mut self, id: NodeId, rows: Arc<Rows>) {
+    pub(super) fn queue(&mut self, id: NodeId, rows: Arc<HostRows>) {
         self.share(id, &rows);
         let (bytes, file) = (self.shape.node_bytes(self.node(id)), self.file_of(id));
         let is_pinned = self.node(id).pinned;

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use super::NodeId;
 use super::remote::{Fetched, Interest};
 use crate::chunk::Tier;
-use crate::store::Rows;
+use crate::store::HostRows;
 
 /// One message to the cache.
 pub(super) enum News {
@@ -33,7 +33,7 @@ pub(super) enum News {
 pub(super) struct Arrival {
     pub(super) node: NodeId,
     pub(super) ticket: Weak<()>,
-    pub(super) rows: Option<Rows>,
+    pub(super) rows: Option<HostRows>,
     /// The time to fetch them, or to learn that there are none; `None` if nobody answered.
     pub(super) time: Option<Duration>,
     /// The time that they once took to compute, if it is known.
@@ -95,7 +95,7 @@ impl Awaited {
     }
 
     /// Hands over the rows, or reports that there are none. `time` is the time to fetch them.
-    pub(crate) fn deliver(mut self, rows: Option<Rows>, time: Duration) {
+    pub(crate) fn deliver(mut self, rows: Option<HostRows>, time: Duration) {
         self.send(rows, Some(time), None);
     }
 
@@ -111,7 +111,7 @@ impl Awaited {
         }
     }
 
-    fn send(&mut self, rows: Option<Rows>, time: Option<Duration>, cost: Option<Duration>) {
+    fn send(&mut self, rows: Option<HostRows>, time: Option<Duration>, cost: Option<Duration>) {
         let (node, ticket) = (self.node, self.ticket.clone());
         if let Some(to) = self.to.take() {
             // The engine may be gone.

@@ -8,9 +8,9 @@ use super::GroupId;
 use super::filing::Filing;
 use super::news::Fetching;
 use crate::chunk::{ChunkId, Tier};
-use crate::device::Rows as DeviceRows;
+use crate::device::PageRows;
 use crate::kv::{PageId, pages_for};
-use crate::store::{KvKey, RowForm, Rows};
+use crate::store::{HostRows, KvKey, RowForm};
 
 /// A running request. Never reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -79,13 +79,13 @@ pub(crate) struct Node {
 /// Rows in main memory, or being copied there.
 #[derive(Debug)]
 pub(super) enum InRam {
-    There(Arc<Rows>),
-    Coming(Receiver<Rows>),
+    There(Arc<HostRows>),
+    Coming(Receiver<HostRows>),
 }
 
 impl InRam {
     /// The rows, after waiting for the copy.
-    pub(super) fn rows(self) -> Arc<Rows> {
+    pub(super) fn rows(self) -> Arc<HostRows> {
         match self {
             Self::There(rows) => rows,
             Self::Coming(rows) => Arc::new(received(&rows)),
@@ -94,7 +94,7 @@ impl InRam {
 }
 
 /// Waits for rows from the device.
-pub(super) fn received(rows: &Receiver<Rows>) -> Rows {
+pub(super) fn received(rows: &Receiver<HostRows>) -> HostRows {
     rows.recv().expect("the device sends what it was asked for, unless it failed")
 }
 
@@ -134,8 +134,8 @@ impl Node {
     }
 
     /// Its rows in the device's pages.
-    pub(super) fn rows(&self) -> DeviceRows<'_> {
-        DeviceRows { pages: &self.pages, first_row: self.lead, len: self.len() }
+    pub(super) fn rows(&self) -> PageRows<'_> {
+        PageRows { pages: &self.pages, first_row: self.lead, len: self.len() }
     }
 
     /// Whether a file has its rows.

@@ -14,8 +14,8 @@ use std::time::Duration;
 use super::news::Fetching;
 use super::speeds::Way;
 use super::{Cache, NodeId};
-use crate::chunk::{Choice, ChunkId, Tier};
-use crate::store::{Header, KvKey, Rows};
+use crate::chunk::{ChunkId, ExpectedTimes, Tier};
+use crate::store::{Header, HostRows, KvKey};
 
 /// A store of rows outside of this machine. No call waits for the store, except `close`.
 pub trait RemoteTier: Send + Sync {
@@ -25,7 +25,7 @@ pub trait RemoteTier: Send + Sync {
     fn fetch(&self, key: &KvKey, expected: &Header, done: WhenFetched) -> Option<Interest>;
 
     /// Offers the rows of a chunk, to be written later. Returns whether they were taken.
-    fn put(&self, chunk: &ChunkId, key: &KvKey, header: &Header, rows: Arc<Rows>) -> bool;
+    fn put(&self, chunk: &ChunkId, key: &KvKey, header: &Header, rows: Arc<HostRows>) -> bool;
 
     /// Takes no more, and waits at most for `limit` until everything is written. Returns the number
     /// of rows that are lost.
@@ -50,7 +50,7 @@ pub enum Fetched {
     /// The rows that were asked for.
     Rows {
         /// The rows.
-        rows: Rows,
+        rows: HostRows,
         /// The time that they once took to compute.
         cost: Duration,
     },
@@ -165,7 +165,7 @@ impl fmt::Debug for dyn RemoteTier {
 impl Cache {
     /// Asks the remote tier for the rows of a new node, if they are those of a chunk and computing
     /// them is not expected to be faster. Returns what was expected.
-    pub(crate) fn ask_remote(&mut self, id: NodeId) -> Option<Choice> {
+    pub(crate) fn ask_remote(&mut self, id: NodeId) -> Option<ExpectedTimes> {
         let node = self.node(id);
         if !node.is_public || node.group.is_some() || node.chunk.is_none() {
             return None;
@@ -190,7 +190,7 @@ impl Cache {
     }
 
     /// Files rows that came from the remote tier, if the disk has time for them.
-    pub(super) fn keep_fetched(&mut self, id: NodeId, rows: Arc<Rows>) {
+    pub(super) fn keep_fetched(&mut self, id: NodeId, rows: Arc<HostRows>) {
         let bytes = self.shape.node_bytes(self.node(id));
         let node = self.node(id);
         // It may have been forgotten meanwhile.
@@ -206,7 +206,7 @@ impl Cache {
     }
 
     /// Offers the rows of a chunk to the remote tier, once.
-    pub(super) fn share(&mut self, id: NodeId, rows: &Arc<Rows>) {
+    pub(super) fn share(&mut self, id: NodeId, rows: &Arc<HostRows>) {
         let Some(remote) = self.remote.clone() else { return };
         let node = self.node(id);
         let may_share = node.is_public && node.is_chunk_s_own && !node.is_shared;

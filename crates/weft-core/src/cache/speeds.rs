@@ -8,7 +8,7 @@
 
 use std::time::Duration;
 
-use crate::chunk::{Choice, Tier};
+use crate::chunk::{ExpectedTimes, Tier};
 
 /// How much each sample counts after the next one.
 const FADE: f64 = 0.9;
@@ -91,7 +91,7 @@ impl Speeds {
         bytes: u64,
         tokens: usize,
         cost: Duration,
-    ) -> Option<Choice> {
+    ) -> Option<ExpectedTimes> {
         let source = if tier == Tier::Remote { &self.remote } else { &self.disk };
         let fetch = match tier {
             _ if source.n_reads >= FEWEST_READS => source.reads.at(bytes as f64),
@@ -103,11 +103,11 @@ impl Speeds {
         let once = Some(cost).filter(|cost| !cost.is_zero());
         // Rows that were computed alone, or beside others, may have taken longer than they need.
         let compute = computed.into_iter().chain(once).min()?;
-        Some(Choice { fetch: Duration::from_secs_f64(fetch), compute })
+        Some(ExpectedTimes { fetch: Duration::from_secs_f64(fetch), compute })
     }
 
     /// Whether to fetch, after a comparison.
-    pub(super) fn choose(&mut self, tier: Tier, choice: Option<Choice>) -> Way {
+    pub(super) fn choose(&mut self, tier: Tier, choice: Option<ExpectedTimes>) -> Way {
         let is_slower = choice.is_some_and(|choice| choice.fetch > choice.compute);
         let may_leave_out = is_slower && !self.always_fetches;
         let source = self.source(tier);

@@ -13,7 +13,7 @@ use super::node::InRam;
 use super::{Cache, CacheStats, Node, NodeId, TierStats, Worth};
 use crate::chunk::Tier;
 use crate::device::{Device, MAX_LANES};
-use crate::store::{RowForm, Rows, Store};
+use crate::store::{HostRows, RowForm, Store};
 
 /// Number of pages that are freed before lanes take them, one for each lane.
 const SPARE_PAGES: usize = MAX_LANES;
@@ -159,7 +159,7 @@ impl Cache {
     }
 
     /// Starts to copy a node's rows out of its pages.
-    pub(super) fn send(&self, id: NodeId, device: &mut dyn Device) -> Receiver<Rows> {
+    pub(super) fn send(&self, id: NodeId, device: &mut dyn Device) -> Receiver<HostRows> {
         let (node, n_layers) = (self.node(id), self.shape.layers as u16);
         if let Some(form) = self.packed(node) {
             return device.send_packed_kv(n_layers, &node.rows(), form);

@@ -224,7 +224,7 @@ impl Library {
     }
 
     /// Counts one more use of a chunk.
-    pub fn count_use(&mut self, id: &ChunkId) {
+    pub(crate) fn count_use(&mut self, id: &ChunkId) {
         if let Some(chunk) = self.chunks.get_mut(id) {
             let chunk = Arc::make_mut(chunk);
             chunk.uses += 1;

@@ -1,9 +1,9 @@
 //! Chunks: the texts that contexts are composed of.
 //!
-//! A chunk is a text with a kind: a system prompt, a document, a query or a kept answer. A
-//! [`Prompt`] names chunks. The model's template turns it into a [`Composition`] of tokens. The
-//! engine runs the composition and reuses cached KV rows. This module defines chunks and how they
-//! are composed; the cache decides where their rows lie.
+//! A chunk is a registered text with a kind: a system prompt, a document or a kept answer.
+//! [`Kind::Query`] is a kind of pieces only. A [`Prompt`] names chunks. The model's template turns
+//! it into a [`Composition`] of tokens. The engine runs the composition and reuses cached KV rows.
+//! This module defines chunks and how they are composed; the cache decides where their rows lie.
 
 mod asked;
 mod card;
@@ -31,7 +31,7 @@ pub use self::homes::Homes;
 pub use self::library::{Chunk, Library, Which};
 pub use self::parcel::{Exported, Imported, Parcel, SignedParcel, SignedRows, Untrusted, export};
 pub use self::prompt::{ChunkError, Prompt};
-pub use self::report::{Choice, PieceReport, Report, Tier};
+pub use self::report::{ExpectedTimes, PieceReport, Report, Tier};
 pub use self::reuse::{ParseError, Repair, Reuse};
 pub use self::shelf::{Shelf, Shelved};
 

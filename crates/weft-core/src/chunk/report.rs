@@ -35,14 +35,14 @@ impl fmt::Display for Tier {
 /// The expected times of the two ways to get rows that are kept outside of memory. The shorter one
 /// is chosen, except now and then to measure again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Choice {
+pub struct ExpectedTimes {
     /// To fetch them.
     pub fetch: Duration,
     /// To compute them.
     pub compute: Duration,
 }
 
-impl Choice {
+impl ExpectedTimes {
     fn json(self) -> Value {
         json!({"fetch_ms": milliseconds(self.fetch), "compute_ms": milliseconds(self.compute)})
     }
@@ -79,7 +79,7 @@ pub struct PieceReport {
     pub saved: Duration,
     /// Why rows that are kept in files or elsewhere were fetched or computed, if both times were
     /// known.
-    pub choice: Option<Choice>,
+    pub choice: Option<ExpectedTimes>,
 }
 
 impl PieceReport {
@@ -196,7 +196,8 @@ mod tests {
 
     #[test]
     fn a_choice_is_reported_with_both_times() {
-        let times = Choice { fetch: Duration::from_millis(9), compute: Duration::from_millis(3) };
+        let times =
+            ExpectedTimes { fetch: Duration::from_millis(9), compute: Duration::from_millis(3) };
         let pieces = vec![PieceReport { choice: Some(times), ..piece(None, 3, 0) }];
         let json = Report { pieces, answer_attention: 0.0 }.json();
         let chunk = &json["chunks"][0];

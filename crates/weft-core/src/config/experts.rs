@@ -38,7 +38,7 @@ impl Experts {
 
     /// The share of a layer's experts that some token of `n_tokens` chooses on average, if each
     /// expert is as likely as any other.
-    pub fn share_read(&self, n_tokens: u64) -> f64 {
+    pub(crate) fn share_read(&self, n_tokens: u64) -> f64 {
         let idle = 1.0 - self.chosen as f64 / self.count as f64;
         1.0 - idle.powf(n_tokens as f64)
     }

@@ -20,13 +20,13 @@ use crate::dtype::Dtype;
 use crate::kv::PageId;
 use crate::plan::Op;
 use crate::sampling::{Logprobs, Sampler};
-use crate::store::{PackedRows, PlainMemory, RowMemory, Rows as HostRows};
+use crate::store::{HostRows, PackedRows, PlainMemory, RowMemory};
 
 pub use self::host_experts::HostExperts;
 pub use self::inspect::{Buffer, Inspect, OneToken};
 pub use self::memory::{Limits, Need};
 pub use self::reporting::Reporting;
-pub use self::step::{Lane, Outputs, Rows, Span, Step};
+pub use self::step::{Lane, Outputs, PageRows, Span, Step};
 
 /// Maximum number of lanes in a step.
 pub const MAX_LANES: usize = 8;
@@ -150,17 +150,22 @@ pub trait Device: Send {
 
     /// Copies rows out of pages, for layers `layers`: keys to `k` and values to `v`, each
     /// \[layers\]\[rows\]\[kv_width\] in the device's number format, little endian.
-    fn read_kv(&self, layers: Range<u16>, rows: &Rows<'_>, k: &mut [u8], v: &mut [u8]);
+    fn read_kv(&self, layers: Range<u16>, rows: &PageRows<'_>, k: &mut [u8], v: &mut [u8]);
 
     /// Copies rows into pages, in every layer. The layout is that of [`Device::read_kv`].
-    fn write_kv(&mut self, rows: &Rows<'_>, k: &[u8], v: &[u8]);
+    fn write_kv(&mut self, rows: &PageRows<'_>, k: &[u8], v: &[u8]);
 
     /// Starts to copy rows out of pages like [`Device::read_kv`], and hands them over when the copy
     /// is complete. `bytes` are those of the keys, and of the values. The pages may be reused at
     /// once: writes to them wait for the copy.
     ///
     /// The default has finished when it returns.
-    fn send_kv(&mut self, layers: Range<u16>, rows: &Rows<'_>, bytes: usize) -> Receiver<HostRows> {
+    fn send_kv(
+        &mut self,
+        layers: Range<u16>,
+        rows: &PageRows<'_>,
+        bytes: usize,
+    ) -> Receiver<HostRows> {
         let room = || vec![0; bytes].into();
         let mut to = HostRows { k: room(), v: room() };
         self.read_kv(layers, rows, &mut to.k, &mut to.v);
@@ -178,7 +183,7 @@ pub trait Device: Send {
     /// copy.
     ///
     /// The default has finished when it returns.
-    fn bring_kv(&mut self, rows: &Rows<'_>, from: Arc<HostRows>) {
+    fn bring_kv(&mut self, rows: &PageRows<'_>, from: Arc<HostRows>) {
         self.write_kv(rows, &from.k, &from.v);
     }
 
@@ -192,7 +197,7 @@ pub trait Device: Send {
     fn send_packed_kv(
         &mut self,
         n_layers: u16,
-        rows: &Rows<'_>,
+        rows: &PageRows<'_>,
         form: PackedRows,
     ) -> Receiver<HostRows> {
         let bytes = usize::from(n_layers) * rows.len * form.kv_width * 2;
@@ -206,7 +211,7 @@ pub trait Device: Send {
     }
 
     /// Like [`Device::bring_kv`], from 8 bits ([`PackedRows::unpack`]).
-    fn bring_packed_kv(&mut self, rows: &Rows<'_>, from: Arc<HostRows>, form: PackedRows) {
+    fn bring_packed_kv(&mut self, rows: &PageRows<'_>, from: Arc<HostRows>, form: PackedRows) {
         let full = HostRows { k: form.unpack(&from.k), v: form.unpack(&from.v) };
         self.bring_kv(rows, Arc::new(full));
     }

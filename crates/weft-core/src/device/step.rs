@@ -103,7 +103,7 @@ pub struct Step<'a> {
 
 /// Consecutive rows in a list of pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Rows<'a> {
+pub struct PageRows<'a> {
     /// The pages.
     pub pages: &'a [PageId],
     /// The row of the first page that they start with.
@@ -112,7 +112,7 @@ pub struct Rows<'a> {
     pub len: usize,
 }
 
-impl Rows<'_> {
+impl PageRows<'_> {
     /// The slot of each row.
     pub fn slots(&self) -> impl Iterator<Item = Slot> + '_ {
         (self.first_row..self.first_row + self.len).map(|row| slot(self.pages, row))

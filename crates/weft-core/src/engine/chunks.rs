@@ -61,17 +61,7 @@ impl Preview {
 impl Engine {
     /// Registers a text, without computing anything. The same content gives the same chunk.
     pub fn chunk(&mut self, kind: Kind, text: &str) -> Result<ChunkId, ChunkError> {
-        self.chunk_with(kind, text, BTreeMap::new())
-    }
-
-    /// The same, with metadata.
-    pub fn chunk_with(
-        &mut self,
-        kind: Kind,
-        text: &str,
-        metadata: BTreeMap<String, String>,
-    ) -> Result<ChunkId, ChunkError> {
-        self.library.add(&self.tokenizer, kind, text, metadata)
+        self.library.add(&self.tokenizer, kind, text, BTreeMap::new())
     }
 
     /// Registers a chunk whose text was encoded elsewhere. The same content gives the same chunk.
@@ -154,11 +144,6 @@ impl Engine {
         }
         prompt.repair = repair;
         Ok(prompt)
-    }
-
-    /// A request for an answer to a prompt of chunks.
-    pub fn request(&self, prompt: &Prompt, sampling: Sampling) -> Result<Request, ChunkError> {
-        Ok(Request::new(self.compose(prompt)?, sampling))
     }
 
     /// The cache's contents for a prompt.

@@ -7,7 +7,7 @@ use std::time::Duration;
 use super::LaneId;
 use super::placement::{Placement, PlannedNode, Sees};
 use crate::cache::{Begin, Brought, Cache, GroupId, NewNode, Node, NodeId};
-use crate::chunk::{Choice, Composition, Repair, Reuse, Tier};
+use crate::chunk::{Composition, ExpectedTimes, Repair, Reuse, Tier};
 use crate::device::{Device, Span};
 use crate::kv::{OutOfPages, PAGE_ROWS, PageId, Slot, pages_for, slot};
 use crate::store::KvKey;
@@ -35,7 +35,7 @@ pub(super) struct HeldNode {
     /// Whether the rows were stored in 8 bits.
     pub(super) is_rounded: bool,
     /// Why the rows come from a file or the remote tier, or are computed instead.
-    pub(super) choice: Option<Choice>,
+    pub(super) choice: Option<ExpectedTimes>,
     /// This lane's time for computing, loading or repairing it.
     pub(super) time: Duration,
     /// Time that was once spent on computing its cached rows.
@@ -251,7 +251,7 @@ impl Maker<'_> {
         &mut self,
         planned: &PlannedNode,
         begins_in: Option<PageId>,
-    ) -> (NodeId, Option<Choice>) {
+    ) -> (NodeId, Option<ExpectedTimes>) {
         let new = NewNode {
             parent: planned.parent,
             home: planned.home,

@@ -1,8 +1,8 @@
 //! The engine: requests go in, tokens come out.
 //!
-//! [`Engine::step`] is the main loop: it chooses how many tokens each lane runs, runs the plan on
-//! the device, samples the lanes that have run all their tokens, and removes finished lanes.
-//! [`Engine::generate`] calls it for one request and returns the tokens as an iterator.
+//! [`Engine::step`] is one round of the main loop: it chooses how many tokens each lane runs, runs
+//! the plan on the device, samples the lanes that have run all their tokens, and removes finished
+//! lanes. [`Engine::generate`] calls it for one request and returns the tokens as an iterator.
 
 mod batch;
 mod chunks;

@@ -11,7 +11,7 @@ use super::held::HeldNode;
 use super::sequence::Sequence;
 use crate::cache::{Cache, RowShape};
 use crate::chunk::Repair;
-use crate::device::{Device, DeviceError, Lane, Outputs, Rows, Span, Step};
+use crate::device::{Device, DeviceError, Lane, Outputs, PageRows, Span, Step};
 use crate::kv::{PAGE_ROWS, pages_for};
 use crate::plan::Op;
 
@@ -149,9 +149,9 @@ fn most_deviating(
         let held = &lane.nodes[*index];
         let (first_row, len) = (held.lead, held.range.len());
         let stored = &cache.node(held.node).pages;
-        let before = read_layer(device, shape, layer, &Rows { pages: stored, first_row, len });
+        let before = read_layer(device, shape, layer, &PageRows { pages: stored, first_row, len });
         let pages = &held.pages;
-        let after = read_layer(device, shape, layer, &Rows { pages, first_row, len });
+        let after = read_layer(device, shape, layer, &PageRows { pages, first_row, len });
         let row_len = 2 * shape.kv_width;
         let rows = before.chunks_exact(row_len).zip(after.chunks_exact(row_len));
         deviations.extend(rows.enumerate().map(|(row, (a, b))| (distance(a, b), *index, row)));
@@ -205,7 +205,7 @@ fn run_moved(
 }
 
 /// Keys and values of one layer, row by row, as numbers.
-fn read_layer(device: &dyn Device, shape: RowShape, layer: u16, rows: &Rows<'_>) -> Vec<f32> {
+fn read_layer(device: &dyn Device, shape: RowShape, layer: u16, rows: &PageRows<'_>) -> Vec<f32> {
     let bytes = shape.bytes(1, rows.len);
     let (mut k, mut v) = (vec![0; bytes], vec![0; bytes]);
     device.read_kv(layer..layer + 1, rows, &mut k, &mut v);

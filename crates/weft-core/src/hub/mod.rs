@@ -348,7 +348,7 @@ pub fn is_commit_sha(text: &str) -> bool {
 ///
 /// # Errors
 /// If there is an index and it cannot be used.
-pub fn missing_files(folder: &Path) -> Result<Vec<String>, HubError> {
+pub(crate) fn missing_files(folder: &Path) -> Result<Vec<String>, HubError> {
     let mut missing = Vec::new();
     let files = gguf::gguf_files(folder);
     if !files.is_empty() && !has_safetensors(folder) {

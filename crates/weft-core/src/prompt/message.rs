@@ -50,11 +50,6 @@ impl Message {
         Self { content: Some(Content::Pieces(pieces)), ..Self::user("") }
     }
 
-    /// Whether the role is `system`.
-    pub fn is_system(&self) -> bool {
-        self.role == "system"
-    }
-
     fn new(role: &str, content: &str) -> Self {
         Self { role: role.to_owned(), content: Some(content.into()), ..Self::default() }
     }

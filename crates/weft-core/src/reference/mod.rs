@@ -26,7 +26,7 @@ use half::bf16;
 
 use crate::config::Config;
 use crate::device::{
-    Buffer, Device, DeviceError, Inspect, Limits, MAX_MARKS, Reporting, Rows, Step, shares,
+    Buffer, Device, DeviceError, Inspect, Limits, MAX_MARKS, PageRows, Reporting, Step, shares,
 };
 use crate::dtype::{Dtype, Element};
 use crate::kv::{PAGE_ROWS, PageId, Slot};
@@ -268,7 +268,7 @@ impl<E: Element> Device for Reference<E> {
         self.describe()
     }
 
-    fn read_kv(&self, layers: Range<u16>, rows: &Rows<'_>, k: &mut [u8], v: &mut [u8]) {
+    fn read_kv(&self, layers: Range<u16>, rows: &PageRows<'_>, k: &mut [u8], v: &mut [u8]) {
         rows.check(&self.limits);
         let places = layers.flat_map(|layer| rows.slots().map(move |slot| (layer, slot)));
         let row_bytes = self.kv.width * size_of::<E>();
@@ -280,7 +280,7 @@ impl<E: Element> Device for Reference<E> {
         }
     }
 
-    fn write_kv(&mut self, rows: &Rows<'_>, k: &[u8], v: &[u8]) {
+    fn write_kv(&mut self, rows: &PageRows<'_>, k: &[u8], v: &[u8]) {
         rows.check(&self.limits);
         let layers = 0..self.config.layers as u16;
         let places = layers.flat_map(|layer| rows.slots().map(move |slot| (layer, slot)));
@@ -295,6 +295,7 @@ impl<E: Element> Device for Reference<E> {
 
     fn copy_rows(&mut self, from: PageId, to: PageId, rows: usize) {
         assert!(rows <= PAGE_ROWS, "{rows} rows of a page");
+        assert!((from.max(to) as usize) < self.limits.pages, "page range");
         let first = |page| page * PAGE_ROWS as Slot;
         let len = rows * self.kv.width;
         for layer in 0..self.config.layers as u16 {

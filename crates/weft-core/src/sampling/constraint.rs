@@ -63,12 +63,7 @@ impl Constrained {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Visits the mask of the next token, which is computed when it is first asked for.
-    pub(super) fn read_mask(&self, visit: impl FnOnce(&[u32])) -> Result<(), String> {
-        self.read_mask_after(&[], visit)
-    }
-
-    /// Visits the mask of the token after a draft.
+    /// Visits the mask of the token after a draft, which is computed when it is first asked for.
     pub(super) fn read_mask_after(
         &self,
         drafted: &[u32],
@@ -88,7 +83,7 @@ impl Constrained {
 
     /// Sets the scores of forbidden tokens to -inf.
     pub(super) fn apply(&self, scores: &mut [f32]) -> Result<(), String> {
-        self.read_mask(|mask| {
+        self.read_mask_after(&[], |mask| {
             for (token, score) in scores.iter_mut().enumerate() {
                 if !is_set(mask, token) {
                     *score = f32::NEG_INFINITY;
@@ -242,7 +237,7 @@ mod tests {
         let n = std::sync::Arc::default();
         let mut sampler = Sampler::new(&Sampling::default(), &[], &[], VOCAB).unwrap();
         let unconstrained = sampler.next_draw().unwrap();
-        sampler.read_mask(|_| panic!("it has none")).unwrap();
+        sampler.read_mask_after(&[], |_| panic!("it has none")).unwrap();
         let text = [69, 32, 31];
         let recite = Recite { text: text.to_vec(), at: 0 };
         sampler.constrain(Box::new(Counted(recite, std::sync::Arc::clone(&n))));
@@ -250,7 +245,7 @@ mod tests {
         assert!(!sampler.next_draw().unwrap().adjusts);
         let allowed = |sampler: &Sampler| {
             let mut tokens = Vec::new();
-            let read = sampler.read_mask(|mask| {
+            let read = sampler.read_mask_after(&[], |mask| {
                 tokens.extend((0..VOCAB as u32).filter(|token| is_set(mask, *token as usize)));
             });
             read.map(|()| tokens)

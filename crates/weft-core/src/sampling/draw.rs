@@ -4,8 +4,8 @@
 use super::weight;
 
 /// The parameters of one choice. Two choices from the same logits with equal draws, and with equal
-/// [adjustments](super::Sampler::adjustments) and [masks](super::Sampler::read_mask) if there are
-/// any, give the same token.
+/// [adjustments](super::Sampler::adjustments) and [masks](super::Sampler::read_mask_after) if there
+/// are any, give the same token.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Draw {
     /// 0 takes the first rank.
@@ -33,7 +33,7 @@ pub struct Draw {
     /// Whether the logits of some tokens are adjusted.
     pub adjusts: bool,
     /// Whether only some tokens are allowed: those of
-    /// [`Sampler::read_mask`](super::Sampler::read_mask).
+    /// [`Sampler::read_mask_after`](super::Sampler::read_mask_after).
     pub is_masked: bool,
     /// The number of likeliest tokens to report, if log-probabilities are reported.
     pub n_logprobs: Option<usize>,

@@ -26,7 +26,7 @@ pub use logprobs::{LogprobParts, Logprobs};
 pub use overrides::Overrides;
 pub use random::{choice_seed, random_seed, uniform};
 pub use sampler::{Choice, Sampler};
-pub use text_stream::{Piece, TextStream};
+pub use text_stream::{TextPiece, TextStream};
 
 /// The settings of one request. [`Sampler`] defines each step and their order.
 ///

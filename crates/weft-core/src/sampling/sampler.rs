@@ -152,18 +152,10 @@ impl Sampler {
         Ok(())
     }
 
-    /// Visits the mask of the next token, if the answer has a constraint: bit `t % 32` of word
-    /// `t / 32` for token `t`. Computing it may take long; it is computed once. Fails if the
-    /// constraint cannot continue; so does [`Sampler::sample`] then.
-    pub fn read_mask(&self, visit: impl FnOnce(&[u32])) -> Result<(), SamplingError> {
-        if let Some(constraint) = &self.constraint {
-            constraint.read_mask(visit).map_err(SamplingError::Constraint)?;
-        }
-        Ok(())
-    }
-
-    /// The same for the token after a draft: `drafted` as if it had been accepted. Also fails if
-    /// the constraint does not allow one of its tokens. The answer's own state stays as it is.
+    /// Visits the mask of the token after a draft, `drafted` as if it had been accepted, if the
+    /// answer has a constraint: bit `t % 32` of word `t / 32` for token `t`. Computing it may take
+    /// long; it is computed once. Fails if the constraint cannot continue, as [`Sampler::sample`]
+    /// does then, or does not allow a token of the draft. The answer's own state stays as it is.
     pub fn read_mask_after(
         &self,
         drafted: &[u32],

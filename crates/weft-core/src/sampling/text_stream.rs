@@ -3,7 +3,7 @@
 
 /// The text that one token released.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Piece {
+pub struct TextPiece {
     /// The text, possibly empty.
     pub text: String,
     /// The index of the stop string that ended the text, if one did.
@@ -36,7 +36,7 @@ impl TextStream {
 
     /// Takes the bytes of the next token, and returns the text that may be shown now. After a stop
     /// string, every further call returns no text and the same stop.
-    pub fn push(&mut self, bytes: &[u8]) -> Piece {
+    pub fn push(&mut self, bytes: &[u8]) -> TextPiece {
         if self.stopped.is_none() {
             self.unfinished.extend_from_slice(bytes);
             let mut pending = std::mem::take(&mut self.unfinished);
@@ -45,7 +45,7 @@ impl TextStream {
             self.unfinished = pending;
         }
         let text = self.release();
-        Piece { text, stopped: self.stopped }
+        TextPiece { text, stopped: self.stopped }
     }
 
     /// Which stop string ended the text, if one did.
@@ -247,15 +247,15 @@ mod tests {
         let mut stream = stream(&["ab"]);
         assert_eq!(stream.push(b"xa").text, "x");
         assert_eq!(stream.finish(), "a");
-        assert_eq!(stream.push(b"b"), Piece { text: "b".into(), stopped: None });
+        assert_eq!(stream.push(b"b"), TextPiece { text: "b".into(), stopped: None });
     }
 
     #[test]
     fn nothing_comes_after_a_stop() {
         let mut stream = stream(&["."]);
         let stopped = Some(0);
-        assert_eq!(stream.push(b"a.b\xF0"), Piece { text: "a".into(), stopped });
-        assert_eq!(stream.push(b"c"), Piece { text: String::new(), stopped });
+        assert_eq!(stream.push(b"a.b\xF0"), TextPiece { text: "a".into(), stopped });
+        assert_eq!(stream.push(b"c"), TextPiece { text: String::new(), stopped });
         assert_eq!(stream.finish(), "");
     }
 

@@ -11,7 +11,7 @@ use blake3::hazmat::{
     ChainingValue, HasherExt, Mode, merge_subtrees_non_root, merge_subtrees_root,
 };
 
-use super::Rows;
+use super::HostRows;
 use super::platform::MOST_READERS;
 
 /// Bytes of a piece: a power of two, so that each piece is a subtree.
@@ -23,7 +23,7 @@ type Piece<'a> = (&'a mut [u8], &'a mut [u8]);
 /// Fills rows by `read`, which gets offsets in `k` followed by `v`, on at most `most_threads`
 /// threads, and returns the checksum of both.
 pub(super) fn fill<E: Send>(
-    rows: &mut Rows,
+    rows: &mut HostRows,
     most_threads: usize,
     read: impl Fn(usize, &mut [u8]) -> Result<(), E> + Sync,
 ) -> Result<blake3::Hash, E> {
@@ -62,7 +62,7 @@ pub(super) fn fill<E: Send>(
 }
 
 /// Cuts `k` followed by `v` into pieces; at least one, possibly empty.
-fn pieces(rows: &mut Rows) -> Vec<Piece<'_>> {
+fn pieces(rows: &mut HostRows) -> Vec<Piece<'_>> {
     let (mut k, mut v) = (&mut rows.k[..], &mut rows.v[..]);
     let mut pieces = Vec::new();
     while pieces.is_empty() || !(k.is_empty() && v.is_empty()) {
@@ -105,10 +105,10 @@ fn halves(pieces: &[blake3::Hasher]) -> (&[blake3::Hasher], &[blake3::Hasher]) {
 mod tests {
     use super::*;
 
-    fn filled(tensor_bytes: usize) -> (Rows, blake3::Hash) {
+    fn filled(tensor_bytes: usize) -> (HostRows, blake3::Hash) {
         let byte = |offset: usize| (offset * 31 + offset / 257) as u8;
         let room = |bytes| vec![0; bytes].into();
-        let mut rows = Rows { k: room(tensor_bytes), v: room(tensor_bytes) };
+        let mut rows = HostRows { k: room(tensor_bytes), v: room(tensor_bytes) };
         let hash = fill(&mut rows, 3, |offset, to: &mut [u8]| {
             to.iter_mut().enumerate().for_each(|(i, to)| *to = byte(offset + i));
             Ok::<(), ()>(())
@@ -134,7 +134,7 @@ mod tests {
     #[test]
     fn one_piece_that_cannot_be_read_is_an_error() {
         let room = || vec![0; 5 * PIECE_BYTES].into();
-        let mut rows = Rows { k: room(), v: room() };
+        let mut rows = HostRows { k: room(), v: room() };
         let fails_at =
             |offset| move |at: usize, _: &mut [u8]| if at == offset { Err(at) } else { Ok(()) };
         for piece in [0, 4, 9] {

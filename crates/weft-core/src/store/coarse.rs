@@ -12,7 +12,7 @@ use half::bf16;
 use serde::{Deserialize, Serialize};
 
 use super::reason::Reason;
-use super::{Header, KvKey, PlainMemory, RowBytes, RowMemory, Rows};
+use super::{Header, HostRows, KvKey, PlainMemory, RowBytes, RowMemory};
 use crate::dtype::Dtype;
 
 /// The largest integer.
@@ -129,7 +129,7 @@ impl Header {
     ///
     /// # Panics
     /// If the rows do not have the header's size, full or stored.
-    pub fn stored(&self, rows: &Rows) -> Result<Option<Rows>, NotFinite> {
+    pub fn stored(&self, rows: &HostRows) -> Result<Option<HostRows>, NotFinite> {
         let RowForm::Int8 { group } = self.form else { return Ok(None) };
         if self.is_stored(rows) {
             return self.check_scales(rows).map(|()| None).map_err(|_| NotFinite);
@@ -139,18 +139,18 @@ impl Header {
             Dtype::Bf16 => self.convert(tensor, to, true, |a, b| encode::<bf16>(a, b, group)),
             Dtype::F32 => self.convert(tensor, to, true, |a, b| encode::<f32>(a, b, group)),
         };
-        Ok(Some(Rows { k: encode(&rows.k)?, v: encode(&rows.v)? }))
+        Ok(Some(HostRows { k: encode(&rows.k)?, v: encode(&rows.v)? }))
     }
 
     /// Whether rows are coarse and as they are stored.
-    pub fn is_stored(&self, rows: &Rows) -> bool {
+    pub fn is_stored(&self, rows: &HostRows) -> bool {
         let sizes = (Some(rows.k.len()), Some(rows.v.len()));
         let (stored, full) = (self.tensor_bytes(), self.full_bytes());
         self.form.is_coarse() && sizes == (stored, stored) && stored != full
     }
 
     /// Checks that every scale of stored rows is a magnitude.
-    pub(super) fn check_scales(&self, rows: &Rows) -> Result<(), Reason> {
+    pub(super) fn check_scales(&self, rows: &HostRows) -> Result<(), Reason> {
         let Some(row_bytes) = self.form.row_bytes(self.kv_width, self.dtype) else { return Ok(()) };
         let check = |scales: &[u8]| match self.dtype {
             Dtype::Bf16 => scales.chunks_exact(2).try_for_each(|one| scale::<bf16>(one).map(drop)),
@@ -167,18 +167,22 @@ impl Header {
     ///
     /// # Panics
     /// If the rows do not have the stored size.
-    pub fn read_stored(&self, rows: Rows) -> Result<Rows, Reason> {
+    pub fn read_stored(&self, rows: HostRows) -> Result<HostRows, Reason> {
         self.read_stored_to(rows, &PlainMemory)
     }
 
     /// The same; memory for coarse rows that are decoded is taken from `to`.
-    pub(super) fn read_stored_to(&self, rows: Rows, to: &dyn RowMemory) -> Result<Rows, Reason> {
+    pub(super) fn read_stored_to(
+        &self,
+        rows: HostRows,
+        to: &dyn RowMemory,
+    ) -> Result<HostRows, Reason> {
         let RowForm::Int8 { group } = self.form else { return Ok(rows) };
         let decode = |tensor: &[u8]| match self.dtype {
             Dtype::Bf16 => self.convert(tensor, to, false, |a, b| decode::<bf16>(a, b, group)),
             Dtype::F32 => self.convert(tensor, to, false, |a, b| decode::<f32>(a, b, group)),
         };
-        Ok(Rows { k: decode(&rows.k)?, v: decode(&rows.v)? })
+        Ok(HostRows { k: decode(&rows.k)?, v: decode(&rows.v)? })
     }
 
     /// Converts a tensor row by row, on several threads if it is large. `to_coarse` is the
@@ -387,10 +391,10 @@ mod tests {
         numbers.iter().flat_map(to).collect()
     }
 
-    fn sample(header: &Header) -> Rows {
+    fn sample(header: &Header) -> HostRows {
         let n = header.layers * header.tokens.len() * header.kv_width;
         let tensor = |seed| bytes(header.dtype, &numbers(n, seed));
-        Rows { k: tensor(7).into(), v: tensor(8).into() }
+        HostRows { k: tensor(7).into(), v: tensor(8).into() }
     }
 
     #[test]
@@ -420,7 +424,8 @@ mod tests {
         for dtype in [Dtype::Bf16, Dtype::F32] {
             let header = header(dtype, 4, 4, 1);
             let numbers = [0.0, -3.375, 1e-38, 0.0, 1e-33, 0.0, 0.0, -1e-33];
-            let rows = Rows { k: bytes(dtype, &numbers).into(), v: bytes(dtype, &[0.0; 8]).into() };
+            let rows =
+                HostRows { k: bytes(dtype, &numbers).into(), v: bytes(dtype, &[0.0; 8]).into() };
             let stored = header.stored(&rows).unwrap().unwrap();
             let back = header.read_stored(stored).unwrap();
             let expected = [0.0, -3.375, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0];
@@ -437,7 +442,7 @@ mod tests {
                 let mut numbers = numbers(8, 3);
                 numbers[5] = wrong;
                 let fine = sample(&header);
-                let rows = Rows { k: fine.k.clone(), v: bytes(dtype, &numbers).into() };
+                let rows = HostRows { k: fine.k.clone(), v: bytes(dtype, &numbers).into() };
                 assert_eq!(header.stored(&rows), Err(NotFinite));
                 let mut stored = header.stored(&fine).unwrap().unwrap();
                 let at = stored.v.len() - dtype.bytes();
@@ -459,7 +464,7 @@ mod tests {
             let header = header(dtype, 4, 4, 1);
             let most = dtype.numbers(&bytes(dtype, &[3.38e38]))[0];
             let row = [vec![0x80, 0x81, 0x7f, 0xff], bytes(dtype, &[most])].concat();
-            let stored = Rows { k: row.repeat(2).into(), v: row.repeat(2).into() };
+            let stored = HostRows { k: row.repeat(2).into(), v: row.repeat(2).into() };
             let numbers = dtype.numbers(&header.read_stored(stored).unwrap().k);
             assert!(numbers.iter().all(|number| number.abs() <= most), "{numbers:?}");
         }

@@ -10,7 +10,7 @@ use safetensors::tensor::TensorInfo;
 use serde::{Deserialize, Serialize};
 
 use super::reason::Reason;
-use super::{Header, KvKey, RowForm, Rows};
+use super::{Header, HostRows, KvKey, RowForm};
 use crate::dtype::Dtype;
 
 /// Maximum bytes of a header: room for two million tokens.
@@ -107,7 +107,7 @@ impl Decoded {
 }
 
 /// The checksum of rows, as in a header.
-pub(super) fn hash_rows(rows: &Rows) -> blake3::Hash {
+pub(super) fn hash_rows(rows: &HostRows) -> blake3::Hash {
     blake3::Hasher::new().update(&rows.k).update(&rows.v).finalize()
 }
 

@@ -11,7 +11,7 @@ use std::thread;
 use super::index::file_of;
 use super::put::{NewEntry, is_disk_full};
 use super::temp::TempFile;
-use super::{Header, NotFinite, Put, Rows, Store, format, platform};
+use super::{Header, HostRows, NotFinite, Put, Store, format, platform};
 
 /// Maximum number of threads that sync files of one group. The file system's journal joins syncs
 /// that run at the same time; one after the other, each would write the journal again.
@@ -37,7 +37,7 @@ struct Written<'a> {
     /// The bytes before the rows.
     head: Vec<u8>,
     /// The rows as they are stored.
-    rows: Cow<'a, Rows>,
+    rows: Cow<'a, HostRows>,
     temp: TempFile,
 }
 
@@ -167,7 +167,7 @@ impl Store {
 }
 
 /// Rows as they are stored.
-fn stored<'r>(header: &Header, rows: &'r Rows) -> Result<Cow<'r, Rows>, NotFinite> {
+fn stored<'r>(header: &Header, rows: &'r HostRows) -> Result<Cow<'r, HostRows>, NotFinite> {
     Ok(header.stored(rows)?.map_or(Cow::Borrowed(rows), Cow::Owned))
 }
 

@@ -35,7 +35,7 @@ pub struct Header {
 /// Keys and values of a chunk as little-endian bytes, each `[layers][rows][kv_width]` of `dtype`;
 /// or as they are stored.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Rows {
+pub struct HostRows {
     /// The keys, rotated for their home positions.
     pub k: RowBytes,
     /// The values.

@@ -40,7 +40,7 @@ use std::time::{Instant, SystemTime};
 
 pub use coarse::{NotFinite, PackedRows, RowForm, StoredRows};
 pub use error::StoreError;
-pub use header::{Header, Rows};
+pub use header::{Header, HostRows};
 pub use index::Entry;
 pub use key::{KeyError, KvKey};
 pub(crate) use prefix::Prefix;
@@ -143,7 +143,7 @@ impl Store {
 
     /// Reads the rows of a key, if they match `expected` and every byte is as it was written.
     /// Anything else is a miss; a damaged file is moved to quarantine.
-    pub fn get(&mut self, key: &KvKey, expected: &Header) -> Option<Rows> {
+    pub fn get(&mut self, key: &KvKey, expected: &Header) -> Option<HostRows> {
         let (rows, was_read) = self.reader.read(key, expected);
         self.note(was_read);
         rows

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant, SystemTime};
 use super::index;
 use super::reason::Reason;
 use super::temp::TempFile;
-use super::{Header, Io, KvKey, NotFinite, Rows, Store, evict};
+use super::{Header, HostRows, Io, KvKey, NotFinite, Store, evict};
 
 /// The result of storing rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -80,7 +80,7 @@ pub struct NewEntry<'a> {
     /// Their description.
     pub header: &'a Header,
     /// The rows as devices have them. Coarse ones are encoded here, unless they are already.
-    pub rows: &'a Rows,
+    pub rows: &'a HostRows,
 }
 
 impl Store {
@@ -89,7 +89,7 @@ impl Store {
     ///
     /// # Panics
     /// If the length of `k` or `v` differs from the header's.
-    pub fn put(&mut self, key: &KvKey, header: &Header, rows: &Rows) -> Put {
+    pub fn put(&mut self, key: &KvKey, header: &Header, rows: &HostRows) -> Put {
         self.put_all(&[NewEntry { key, header, rows }])[0]
     }
 

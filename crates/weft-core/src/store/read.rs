@@ -14,7 +14,7 @@ use super::checksum;
 use super::format::{self, Decoded, HEADER_LIMIT, LENGTH_BYTES};
 use super::platform::{open_regular, read_exact_at};
 use super::reason::Reason;
-use super::{RowMemory, Rows};
+use super::{HostRows, RowMemory};
 
 /// A file with a valid header and the right length.
 pub(super) struct Opened {
@@ -77,9 +77,9 @@ pub(super) fn rows(
     memory: &dyn RowMemory,
     n_threads: usize,
     coarse: bool,
-) -> Result<Rows, Reason> {
+) -> Result<HostRows, Reason> {
     let room = || memory.take(opened.decoded.tensor_bytes);
-    let mut rows = Rows { k: room(), v: room() };
+    let mut rows = HostRows { k: room(), v: room() };
     let read = |offset: usize, to: &mut [u8]| opened.read_at(opened.data_start + offset as u64, to);
     let checksum = checksum::fill(&mut rows, n_threads, read)?;
     opened.decoded.check_payload(checksum)?;

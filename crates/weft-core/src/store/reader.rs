@@ -9,7 +9,7 @@ use std::sync::Arc;
 use super::platform::MOST_READERS;
 use super::read::{self, Opened};
 use super::reason::Reason;
-use super::{Header, KvKey, PlainMemory, RowMemory, Rows, index};
+use super::{Header, HostRows, KvKey, PlainMemory, RowMemory, index};
 
 /// What is about to be done to a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,7 +43,7 @@ impl Reader {
 
     /// Reads the rows of a key, if they match `expected` and every byte is as it was written. Opens
     /// the file even if no index has it: another process may have written it.
-    pub fn read(&self, key: &KvKey, expected: &Header) -> (Option<Rows>, WasRead) {
+    pub fn read(&self, key: &KvKey, expected: &Header) -> (Option<HostRows>, WasRead) {
         self.read_to(key, expected, &PlainMemory, MOST_READERS, false)
     }
 
@@ -56,7 +56,7 @@ impl Reader {
         memory: &dyn RowMemory,
         n_threads: usize,
         coarse: bool,
-    ) -> (Option<Rows>, WasRead) {
+    ) -> (Option<HostRows>, WasRead) {
         (self.before)(Io::Read);
         let found = index::open_expected(&self.folder, key, expected);
         let rows = |opened: &Opened| read::rows(opened, memory, n_threads, coarse);

@@ -17,7 +17,7 @@ fn key(n: u8) -> KvKey {
 }
 
 /// One layer of one token; each `n` has its own rows.
-fn sample(n: u8) -> (KvKey, Header, Rows) {
+fn sample(n: u8) -> (KvKey, Header, HostRows) {
     let header = Header {
         fingerprint: "model".to_owned(),
         dtype: Dtype::Bf16,
@@ -30,7 +30,7 @@ fn sample(n: u8) -> (KvKey, Header, Rows) {
         tokens: vec![u32::from(n)],
         prefill_us: 1,
     };
-    (key(n), header, Rows { k: vec![n; 8].into(), v: vec![!n; 8].into() })
+    (key(n), header, HostRows { k: vec![n; 8].into(), v: vec![!n; 8].into() })
 }
 
 fn put(store: &mut Store, n: u8) -> Put {
@@ -194,7 +194,7 @@ fn a_header_beyond_what_is_read_is_not_written() {
     let mut store = Store::open(folder.path(), 1 << 30).unwrap();
     let (key, header, _) = sample(1);
     let header = Header { tokens: vec![1_000_000; 2_200_000], layers: 0, ..header };
-    let rows = Rows { k: Vec::new().into(), v: Vec::new().into() };
+    let rows = HostRows { k: Vec::new().into(), v: Vec::new().into() };
     assert!(matches!(store.put(&key, &header, &rows), Put::TooLarge { .. }));
     assert_eq!(names(folder.path(), ".safetensors"), [""; 0]);
 }
@@ -205,7 +205,7 @@ fn write_coarse(folder: &Path, scale: u16) -> (KvKey, Header) {
     let form = RowForm::Int8 { group: 4 };
     let header = Header { form, reuse: "coarse".to_owned(), ..header };
     let [low, high] = scale.to_le_bytes();
-    let rows = Rows { k: vec![0, 127, 0x81, 0x80, low, high].into(), v: vec![0; 6].into() };
+    let rows = HostRows { k: vec![0, 127, 0x81, 0x80, low, high].into(), v: vec![0; 6].into() };
     let key = header.key();
     let checksum = format::hash_rows(&rows).to_string();
     let head = format::encode(&key, &header, &checksum).unwrap();
@@ -235,7 +235,7 @@ fn coarse_rows_are_never_written_unless_they_are_numbers() {
     let (_, header, rows) = sample(1);
     let header = Header { form: RowForm::Int8 { group: 2 }, ..header };
     let k = [&0x7f80_u16.to_le_bytes()[..], &rows.k[2..]].concat();
-    let wrong = Rows { k: k.into(), ..rows.clone() };
+    let wrong = HostRows { k: k.into(), ..rows.clone() };
     assert_eq!(store.put(&header.key(), &header, &wrong), Put::NotFinite);
     assert_eq!(store.put(&header.key(), &header, &rows), Put::Stored);
     assert!(store.find(&header.key()).unwrap().bytes > 0);

@@ -34,7 +34,7 @@ use crate::files::read_capped;
 use crate::weights::Metadata;
 
 /// Maximum size of a `tokenizer.json`: 64 MB (real ones have 2 to 35 MB).
-pub const MAX_FILE_BYTES: u64 = 64 << 20;
+pub(crate) const MAX_FILE_BYTES: u64 = 64 << 20;
 
 /// Longer words are not cached, because they rarely recur.
 const MAX_CACHED_WORD_BYTES: usize = 48;

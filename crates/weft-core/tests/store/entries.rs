@@ -9,7 +9,7 @@ use std::time::{Duration, SystemTime};
 
 use safetensors::SafeTensors;
 use weft_core::dtype::Dtype;
-use weft_core::store::{Header, KvKey, Put, Rows, Store};
+use weft_core::store::{Header, HostRows, KvKey, Put, Store};
 
 use crate::samples::{AMPLE, Sample, folder_with, key, names, new_folder, open, sample};
 
@@ -18,7 +18,7 @@ fn what_was_put_is_served_now_and_after_a_restart() {
     let (_outer, folder) = new_folder();
     let bf16 = sample(1, 5);
     let k = [&bf16.rows.k[..], &bf16.rows.v].concat();
-    let f32_rows = Rows { k: k.into(), v: vec![7; 320].into() };
+    let f32_rows = HostRows { k: k.into(), v: vec![7; 320].into() };
     let f32 = Sample {
         key: key(2),
         header: Header { dtype: Dtype::F32, reuse: "isolated".to_owned(), ..bf16.header.clone() },

@@ -8,7 +8,7 @@ use std::process::Command;
 
 use tempfile::TempDir;
 use weft_core::dtype::Dtype;
-use weft_core::store::{Header, KvKey, Put, RowBytes, RowForm, Rows, Store};
+use weft_core::store::{Header, HostRows, KvKey, Put, RowBytes, RowForm, Store};
 
 /// Enough for every test that is not about budgets.
 pub const AMPLE: u64 = 1 << 30;
@@ -38,7 +38,7 @@ impl Random {
 pub struct Sample {
     pub key: KvKey,
     pub header: Header,
-    pub rows: Rows,
+    pub rows: HostRows,
 }
 
 /// Entry `n` with `n_tokens` rows. Numbers have a fixed width, so entries of one length are files
@@ -58,7 +58,7 @@ pub fn sample(n: u64, n_tokens: usize) -> Sample {
         prefill_us: 50_000,
     };
     let bytes = header.tensor_bytes().unwrap();
-    let rows = Rows { k: random.bytes(bytes).into(), v: random.bytes(bytes).into() };
+    let rows = HostRows { k: random.bytes(bytes).into(), v: random.bytes(bytes).into() };
     Sample { key: key(n), header, rows }
 }
 
@@ -71,7 +71,7 @@ pub fn coarse_sample(n: u64, n_tokens: usize) -> Sample {
     // From a half to two, either sign.
     let mut number = || [random.next() as u8, 0x3f | (random.next() as u8 & 0x80)];
     let mut numbers = || (0..n_numbers).flat_map(|_| number()).collect::<RowBytes>();
-    let rows = Rows { k: numbers(), v: numbers() };
+    let rows = HostRows { k: numbers(), v: numbers() };
     let stored = header.stored(&rows).unwrap().unwrap();
     Sample { key, rows: header.read_stored(stored).unwrap(), header }
 }

@@ -65,7 +65,7 @@ struct Attention<'a> {
 }
 
 /// Pages of a span, and the tokens of a tile that read them together.
-struct Reading<'a> {
+struct PageReading<'a> {
     span: &'a Span,
     /// Indices of the span's pages.
     pages: Range<usize>,
@@ -78,7 +78,7 @@ struct Reading<'a> {
     n_rows: usize,
 }
 
-impl Reading<'_> {
+impl PageReading<'_> {
     /// The pages, each with its first row in the list and its visible rows.
     fn pages(&self) -> impl Iterator<Item = (PageId, usize, Range<usize>)> {
         self.pages.clone().map(|index| {
@@ -124,7 +124,7 @@ impl Attention<'_> {
 
     /// Calls `read` for all pages that tokens of a tile see, for each token in the order of its
     /// list.
-    fn for_each_reading(&self, tile: &[Attending], mut read: impl FnMut(&Reading<'_>)) {
+    fn for_each_reading(&self, tile: &[Attending], mut read: impl FnMut(&PageReading<'_>)) {
         for stage in tiles::stages(tile) {
             for (first, readers) in tiles::runs(tile, stage.start) {
                 let lane = &self.lanes[self.tokens[readers[0].token].lane];
@@ -139,7 +139,7 @@ impl Attention<'_> {
                     let all = pages_for(span.first_row + rows);
                     let pages = stage.start.saturating_sub(n_pages)..all.min(stage.end - n_pages);
                     if !pages.is_empty() {
-                        read(&Reading { span, pages, first, readers, rows, n_rows });
+                        read(&PageReading { span, pages, first, readers, rows, n_rows });
                     }
                     n_pages += all;
                     n_rows += rows;
@@ -152,7 +152,7 @@ impl Attention<'_> {
     /// Queries that have read other pages of the span are rotated already.
     fn rotate(
         &self,
-        reading: &Reading<'_>,
+        reading: &PageReading<'_>,
         head: usize,
         scratch: &mut Scratch,
         rotated_for: &mut [Option<usize>; tiles::MAX_TOKENS],

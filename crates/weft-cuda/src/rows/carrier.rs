@@ -12,7 +12,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError};
 use std::time::Duration;
 
 use weft_core::config::Config;
-use weft_core::store::{PackedRows, Rows as HostRows};
+use weft_core::store::{HostRows, PackedRows};
 
 use super::pieces::{PIECE_PAGES, Piece, groups, half_bytes, pieces};
 use super::pool::RowPool;

@@ -4,7 +4,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use weft_core::store::{RowBytes, Rows as HostRows};
+use weft_core::store::{HostRows, RowBytes};
 
 use super::pool::PinnedRows;
 use crate::driver::{Done, Gpu, Memory, Pinned, Stream};

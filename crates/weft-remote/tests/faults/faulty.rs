@@ -39,6 +39,9 @@ pub struct Faulty {
     /// While set, reads and writes wait for a permit of `gate`.
     pub is_slow: AtomicBool,
     pub gate: Semaphore,
+    /// Objects that are in every list before those that are there; `usize::MAX` is a list that
+    /// does not come.
+    pub n_invented: AtomicUsize,
     /// Whether `put` only if absent is ignored, as some servers do.
     pub ignores_create: AtomicBool,
     pub n_reads: AtomicUsize,
@@ -58,6 +61,7 @@ impl Faulty {
             refuses_reads: Mutex::default(),
             is_slow: AtomicBool::new(false),
             gate: Semaphore::new(0),
+            n_invented: AtomicUsize::new(0),
             ignores_create: AtomicBool::new(false),
             n_reads: AtomicUsize::new(0),
             n_sent: Arc::default(),
@@ -212,7 +216,18 @@ impl ObjectStore for Faulty {
     }
 
     fn list(&self, prefix: Option<&Path>) -> BoxStream<'static, Result<ObjectMeta>> {
-        self.inner.list(prefix)
+        let n = self.n_invented.load(Ordering::SeqCst);
+        if n == usize::MAX {
+            return stream::pending().boxed();
+        }
+        let of_nobody = ObjectMeta {
+            location: prefix.cloned().unwrap_or_default().join("of-nobody"),
+            last_modified: std::time::SystemTime::UNIX_EPOCH.into(),
+            size: 1,
+            e_tag: None,
+            version: None,
+        };
+        stream::repeat(of_nobody).take(n).map(Ok).chain(self.inner.list(prefix)).boxed()
     }
 
     async fn list_with_delimiter(&self, prefix: Option<&Path>) -> Result<ListResult> {

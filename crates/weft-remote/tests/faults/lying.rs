@@ -4,8 +4,9 @@
 use std::sync::atomic::Ordering;
 
 use object_store::path::Path;
+use weft_core::chunk::{Chunk, Kind};
 use weft_core::store::{Header, SigningKey};
-use weft_remote::Trust;
+use weft_remote::{Miss, Trust};
 
 use super::faulty::Faulty;
 use super::*;
@@ -242,6 +243,37 @@ fn a_manifest_that_promises_much_takes_no_memory() {
     let remote = open_as(&store, Trust::Anyone, limits());
     assert_eq!(fetch(&remote, &wanted), None);
     assert_eq!(reasons(&remote.stats()), [("length", 1)]);
+}
+
+/// Their manifest says already that they are of no use.
+#[test]
+fn rows_that_are_not_wanted_are_not_asked_for() {
+    let store = Faulty::new();
+    let remote = open(&store);
+    let stored = header(&[1, 2, 3]);
+    let chunk = |tokens: &[u32]| Chunk::of_tokens(Kind::Context, String::new(), tokens.to_vec());
+    for tokens in [&[1, 2, 3], &[1, 2, 4]] {
+        remote.push_rows(&chunk(tokens).id, &key(&stored), &stored, &rows(&stored)).unwrap();
+    }
+    let n_sent = || store.n_sent.swap(0, Ordering::SeqCst);
+    let pull = |tokens: &[u32], limit, fits: fn(&Header) -> Result<(), Miss>| {
+        let mut found = Vec::new();
+        let take = |pulled: Result<_, Miss>| found.push(pulled.map(drop).map_err(|m| m.name()));
+        remote.pull_rows(&chunk(tokens), &stored.fingerprint, limit, fits, take).unwrap();
+        found.pop().unwrap()
+    };
+    let everything = |_: &Header| Ok(());
+    // Only damaged reads are counted.
+    store.damage(|path, bytes| Ok(if is_manifest(path) { bytes } else { vec![0; bytes.len()] }));
+    assert_eq!(pull(&[1, 2, 3], 1 << 20, everything), Err("range_checksum"));
+    let with_rows = n_sent();
+    assert_eq!(pull(&[1, 2, 3], 1 << 20, |_| Err(Miss::Elsewhere)), Err("elsewhere"));
+    let manifest = n_sent();
+    assert!(manifest < with_rows, "{manifest} and {with_rows} bytes");
+    assert_eq!(pull(&[1, 2, 4], 1 << 20, everything), Err("card"));
+    assert_eq!(n_sent(), manifest);
+    assert_eq!(pull(&[1, 2, 3], 1, everything), Err("too_large"));
+    assert_eq!(n_sent(), manifest);
 }
 
 #[test]

@@ -3,6 +3,7 @@
 
 mod engines;
 mod faulty;
+mod listing;
 mod lying;
 mod service;
 
@@ -11,7 +12,7 @@ use std::time::Duration;
 
 use faulty::Faulty;
 use weft_core::dtype::Dtype;
-use weft_core::store::{Header, KvKey, RowForm, Rows, SigningKey};
+use weft_core::store::{Header, HostRows, KvKey, RowForm, SigningKey};
 use weft_remote::{Limits, Remote, RemoteStats, Trust};
 
 /// Longer than any wait that must end by itself, on any machine.
@@ -50,10 +51,10 @@ fn key(header: &Header) -> KvKey {
     header.key()
 }
 
-fn rows(header: &Header) -> Arc<Rows> {
+fn rows(header: &Header) -> Arc<HostRows> {
     let n = header.tensor_bytes().unwrap();
     let byte = |i: usize| (i * 31 + i / 251 + header.tokens[0] as usize) as u8;
-    Arc::new(Rows { k: (0..n).map(byte).collect(), v: (n..2 * n).map(byte).collect() })
+    Arc::new(HostRows { k: (0..n).map(byte).collect(), v: (n..2 * n).map(byte).collect() })
 }
 
 /// Writes the rows of a header, and waits until they are there.
@@ -62,7 +63,7 @@ fn store_rows(remote: &Remote, header: &Header) {
     assert_eq!(remote.flush(LONG), 0);
 }
 
-fn fetch(remote: &Remote, header: &Header) -> Option<Rows> {
+fn fetch(remote: &Remote, header: &Header) -> Option<HostRows> {
     remote.fetch(&key(header), header).recv_timeout(LONG).unwrap()
 }
 

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use weft_core::chunk::{ChunkId, Kind};
 use weft_core::engine::{Fetched, RemoteTier};
-use weft_core::store::{Header, KvKey, RowForm, Rows};
+use weft_core::store::{Header, HostRows, KvKey, RowForm};
 use weft_remote::{BreakerState, Limits, Sweep, Trust};
 
 use super::faulty::{Faulty, denied, full, reset, server_error};
@@ -277,7 +277,7 @@ fn rows_that_do_not_fit_their_header_or_key_are_not_written() {
     let store = Faulty::new();
     let remote = open(&store);
     let header = header(&[1, 2]);
-    let short = Arc::new(Rows { k: vec![0; 3].into(), v: vec![0; 3].into() });
+    let short = Arc::new(HostRows { k: vec![0; 3].into(), v: vec![0; 3].into() });
     remote.put(&key(&header), &header, short);
     remote.put(&KvKey::from_bytes([5; 32]), &header, rows(&header));
     assert_eq!(remote.flush(LONG), 0);
@@ -330,14 +330,14 @@ fn wait_until(what: &str, is_so: impl Fn() -> bool) {
 }
 
 /// Numbers rather than any bytes, which 8 bits need.
-fn numbers(header: &Header) -> Arc<Rows> {
+fn numbers(header: &Header) -> Arc<HostRows> {
     let n = header.full_bytes().unwrap() / 2;
     let tensor = |from: usize| -> Vec<u8> {
         let number = |i: usize| (((i * 37 + from) % 401) as f32 - 200.0) / 64.0;
         let bytes = |i: usize| ((number(i).to_bits() >> 16) as u16).to_le_bytes();
         (from..from + n).flat_map(bytes).collect()
     };
-    Arc::new(Rows { k: tensor(0).into(), v: tensor(7).into() })
+    Arc::new(HostRows { k: tensor(0).into(), v: tensor(7).into() })
 }
 
 fn coarse(tokens: &[u32]) -> Header {
@@ -369,7 +369,7 @@ fn rows_that_are_not_finite_are_not_written_in_8_bits() {
     let store = Faulty::new();
     let remote = open(&store);
     let coarse = coarse(&[1, 2]);
-    let mut rows = Rows::clone(&numbers(&coarse));
+    let mut rows = HostRows::clone(&numbers(&coarse));
     rows.k[..2].copy_from_slice(&0x7fc0_u16.to_le_bytes());
     assert!(remote.put(&key(&coarse), &coarse, Arc::new(rows)));
     assert_eq!(remote.flush(LONG), 0);

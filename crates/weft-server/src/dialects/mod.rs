@@ -1,7 +1,7 @@
 //! The dialects that clients speak. Each has its folder: a reader that turns its JSON into a
-//! [`ChatRequest`](crate::requests::ChatRequest), a writer that turns the events of the answer into
-//! its JSON, its routes, and the form of its errors. `answer` and `texts` are what lies between
-//! reader and writer. To add a dialect, add a folder and its line in [`ALL`].
+//! [`ChatRequest`](crate::requests::ChatRequest) or a [`TextsRequest`], a writer that turns the
+//! events of the answer into its JSON, its routes, and the form of its errors. `answer` and `texts`
+//! are what lies between reader and writer. To add a dialect, add a folder and its line in [`ALL`].
 
 pub(crate) mod answer;
 mod llama;

@@ -9,7 +9,7 @@ use axum::response::Response;
 use tokio::sync::watch;
 use weft_core::engine::Engine;
 
-use super::{Entry, MAX_LOADING, Registry, Served, Slot, Stage, Status, entry};
+use super::{Entry, EntryState, MAX_LOADING, Registry, Served, Stage, Status, entry};
 use crate::api_error::ApiError;
 use crate::metrics::Metrics;
 use crate::model_info::ModelInfo;
@@ -39,7 +39,7 @@ struct Hold {
 
 impl Hold {
     /// Counts another user. The caller holds the lock.
-    fn new(registry: &Arc<Registry>, slot: &mut Slot, served: &Arc<Served>) -> Self {
+    fn new(registry: &Arc<Registry>, slot: &mut EntryState, served: &Arc<Served>) -> Self {
         slot.users += 1;
         let (registry, entry) = (Arc::clone(registry), Arc::clone(&slot.entry));
         Self { registry, entry, served: Arc::clone(served) }
@@ -156,7 +156,7 @@ impl Registry {
     /// A model that is served, or that a client had loaded.
     pub(crate) fn known(&self, name: &str) -> Option<Arc<Entry>> {
         let slots = self.slots();
-        let called = |slot: &&Slot| slot.entry.name.is_called(name);
+        let called = |slot: &&EntryState| slot.entry.name.is_called(name);
         slots.iter().find(called).map(|slot| Arc::clone(&slot.entry))
     }
 
@@ -240,8 +240,9 @@ impl Registry {
         self.check_open()?;
         let mut slots = self.slots();
         // Downloads that nobody waits for do not keep others out.
-        let is_loading =
-            |slot: &&Slot| slot.users > 0 && slot.served().is_some_and(|s| s.worker.is_loading());
+        let is_loading = |slot: &&EntryState| {
+            slot.users > 0 && slot.served().is_some_and(|s| s.worker.is_loading())
+        };
         let n_loading = slots.iter().filter(is_loading).count();
         let queue = self.settings.limits.queue;
         let slot = Self::slot(&mut slots, entry);

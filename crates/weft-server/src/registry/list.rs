@@ -6,7 +6,7 @@ use std::time::{Duration, SystemTime};
 
 use tokio::sync::OwnedMutexGuard;
 
-use super::{About, Entry, MemoryNeed, Registry, Slot, Stage};
+use super::{About, Entry, EntryState, MemoryNeed, Registry, Stage};
 use crate::http::LoadStage;
 use crate::model_info::ModelInfo;
 use crate::worker::Phase;
@@ -48,7 +48,7 @@ pub(crate) struct Listed {
 }
 
 impl Listed {
-    fn new(slot: &Slot, keep: Option<Duration>) -> Self {
+    fn new(slot: &EntryState, keep: Option<Duration>) -> Self {
         let entry = Arc::clone(&slot.entry);
         let (mut info, mut need, mut stays) = (None, None, None);
         let status = match &slot.stage {
@@ -123,7 +123,7 @@ impl Registry {
             let mut all = registry.list();
             for name in registry.present() {
                 if !all.iter().any(|listed| listed.entry.name.id == name.id) {
-                    all.push(Listed::new(&Slot::new(super::entry(name, false)), None));
+                    all.push(Listed::new(&EntryState::new(super::entry(name, false)), None));
                 }
             }
             all.iter().for_each(|listed| registry.read_about(&listed.entry, &mut known));
@@ -142,11 +142,11 @@ impl Registry {
         // A list without it is as good.
         let _ = tokio::task::spawn_blocking(read).await;
         let slots = self.slots();
-        let same = |slot: &&Slot| slot.entry.name.id == entry.name.id;
+        let same = |slot: &&EntryState| slot.entry.name.id == entry.name.id;
         let keep = self.settings.keep_loaded;
         match slots.iter().find(same) {
             Some(slot) => Listed::new(slot, keep),
-            None => Listed::new(&Slot::new(Arc::clone(entry)), keep),
+            None => Listed::new(&EntryState::new(Arc::clone(entry)), keep),
         }
     }
 

@@ -53,7 +53,7 @@ pub(crate) struct Settings {
 pub(crate) struct Registry {
     settings: Settings,
     source: Arc<dyn ModelSource>,
-    slots: Mutex<Vec<Slot>>,
+    slots: Mutex<Vec<EntryState>>,
     /// Notified, both of them, when a slot has changed.
     changed: Condvar,
     changes: watch::Sender<u64>,
@@ -103,7 +103,7 @@ enum Stage {
 }
 
 /// The state of an entry.
-struct Slot {
+struct EntryState {
     entry: Arc<Entry>,
     stage: Stage,
     /// Leases, and requests that wait for the model to be loaded.
@@ -113,7 +113,7 @@ struct Slot {
     is_leaving: bool,
 }
 
-impl Slot {
+impl EntryState {
     fn new(entry: Arc<Entry>) -> Self {
         let last_used = Instant::now();
         Self { entry, stage: Stage::Unloaded, users: 0, last_used, is_leaving: false }
@@ -138,7 +138,7 @@ impl Registry {
         source: Arc<dyn ModelSource>,
         models: Vec<ModelName>,
     ) -> Arc<Self> {
-        let slots = models.into_iter().map(|name| Slot::new(entry(name, true))).collect();
+        let slots = models.into_iter().map(|name| EntryState::new(entry(name, true))).collect();
         Arc::new(Self {
             settings,
             source,
@@ -162,15 +162,15 @@ impl Registry {
         Arc::clone(&self.slots()[0].entry)
     }
 
-    fn slots(&self) -> MutexGuard<'_, Vec<Slot>> {
+    fn slots(&self) -> MutexGuard<'_, Vec<EntryState>> {
         self.slots.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The slot of an entry. One that was forgotten is there again.
-    fn slot<'s>(slots: &'s mut Vec<Slot>, entry: &Arc<Entry>) -> &'s mut Slot {
+    fn slot<'s>(slots: &'s mut Vec<EntryState>, entry: &Arc<Entry>) -> &'s mut EntryState {
         let at = slots.iter().position(|slot| slot.entry.name.id == entry.name.id);
         let at = at.unwrap_or_else(|| {
-            slots.push(Slot::new(Arc::clone(entry)));
+            slots.push(EntryState::new(Arc::clone(entry)));
             slots.len() - 1
         });
         &mut slots[at]
@@ -303,8 +303,8 @@ impl Registry {
     }
 
     /// Forgets a model that only clients named, if it is neither loaded nor waited for.
-    fn forget(slots: &mut Vec<Slot>, entry: &Entry) {
-        let is_over = |slot: &Slot| {
+    fn forget(slots: &mut Vec<EntryState>, entry: &Entry) {
+        let is_over = |slot: &EntryState| {
             let is_unused = slot.users == 0 && matches!(slot.stage, Stage::Unloaded);
             !slot.entry.is_named && is_unused && slot.entry.name.id == entry.name.id
         };
@@ -312,7 +312,7 @@ impl Registry {
     }
 
     /// Takes a model that is idle out of use; `end` must follow.
-    fn take_idle(slot: &mut Slot) -> Option<Arc<Served>> {
+    fn take_idle(slot: &mut EntryState) -> Option<Arc<Served>> {
         let served = Arc::clone(slot.idle()?);
         slot.stage = Stage::Unloading(Arc::clone(&served));
         Some(served)
@@ -367,7 +367,7 @@ impl Registry {
                 self.end_off_thread(&entry, served).await;
                 continue;
             }
-            let rest = |slot: &Slot| keep.saturating_sub(slot.last_used.elapsed());
+            let rest = |slot: &EntryState| keep.saturating_sub(slot.last_used.elapsed());
             let next = {
                 let slots = self.slots();
                 slots.iter().filter(|slot| slot.idle().is_some()).map(rest).min()

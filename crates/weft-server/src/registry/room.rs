@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::source::LoadFailure;
-use super::{Entry, MemoryNeed, OpenModel, Registry, Served, Slot, Stage};
+use super::{Entry, EntryState, MemoryNeed, OpenModel, Registry, Served, Stage};
 
 /// The memory that was planned for a model; none before its turn to load, and while it is loaded
 /// again after a fault.
@@ -24,14 +24,14 @@ impl Planned {
 }
 
 /// A model that has memory, and how much.
-fn loaded(slot: &Slot) -> Option<(&Arc<Served>, MemoryNeed)> {
+fn loaded(slot: &EntryState) -> Option<(&Arc<Served>, MemoryNeed)> {
     let Stage::Loaded(served) = &slot.stage else { return None };
     Some((served, served.need.get()?))
 }
 
 /// Bytes that loaded models have reserved on the CPU and not taken from the system yet.
-fn outstanding<'s>(others: impl Iterator<Item = &'s Slot>) -> u64 {
-    let left = |slot: &Slot| {
+fn outstanding<'s>(others: impl Iterator<Item = &'s EntryState>) -> u64 {
+    let left = |slot: &EntryState| {
         let (_, need) = loaded(slot)?;
         Some(need.lazy_bytes.saturating_sub(slot.entry.metrics.cache().device.used_bytes))
     };
@@ -74,7 +74,7 @@ impl Registry {
             if self.is_closing() {
                 return Err(LoadFailure::hidden("the server is shutting down"));
             }
-            let is_other = |slot: &&Slot| !Arc::ptr_eq(&slot.entry, entry);
+            let is_other = |slot: &&EntryState| !Arc::ptr_eq(&slot.entry, entry);
             let others = || slots.iter().filter(is_other);
             let n_loaded = others().filter(|slot| loaded(slot).is_some()).count();
             let is_one_ending = others().any(|slot| matches!(slot.stage, Stage::Unloading(_)));

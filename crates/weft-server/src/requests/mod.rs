@@ -3,7 +3,7 @@
 //! Every range and limit is checked here, before anything is allocated for a request: numbers by
 //! newtypes, sampling by weft-core's own check. Unknown fields are ignored, because clients written
 //! for other servers send them, except those that would change the answer (`unsupported`). Nothing
-//! here depends on the engine.
+//! here reaches the running engine.
 
 mod biases;
 mod chat;

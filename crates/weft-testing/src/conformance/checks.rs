@@ -3,7 +3,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use weft_core::device::{MAX_LANES, MAX_MARKS, MAX_SPANS};
-use weft_core::kv::{PAGE_ROWS, Slot};
+use weft_core::kv::{PAGE_ROWS, PageId, Slot};
 use weft_core::plan::plan;
 
 use super::{LIMITS, Make, Work, config, run, span, tokens};
@@ -40,19 +40,15 @@ const WRONG: [Wrong; 21] = [
     ("sees nothing", |lane| lane.spans[0].position = 1),
 ];
 
-/// Steps with an index outside the device's memory are refused before anything is computed.
+/// Steps and copies with an index outside the device's memory are refused before anything is
+/// computed.
 pub fn wrong_steps_are_refused(make: Make<'_>) {
     let config = config("qwen3");
     let mut device = make(&config, LIMITS);
     let right = Work::new(&tokens(3, 1, config.vocab), 0, Vec::new(), span(0, 3, 0));
     let ops = plan(&config);
     let mut refuses = |what: &str, works: &[Work]| {
-        let ran = catch_unwind(AssertUnwindSafe(|| run(&mut *device, &ops, works)));
-        let said = ran.expect_err(what);
-        let said = said.downcast_ref::<String>().cloned().unwrap_or_else(|| {
-            said.downcast_ref::<&str>().expect("a panic says something").to_string()
-        });
-        assert!(said.contains(what), "`{said}` does not say `{what}`");
+        is_refused(what, || drop(run(&mut *device, &ops, works)));
     };
     for (what, spoil) in WRONG {
         let mut lane = right.clone();
@@ -64,5 +60,19 @@ pub fn wrong_steps_are_refused(make: Make<'_>) {
     let long = tokens(LIMITS.step_tokens + 1, 1, config.vocab);
     let own = span(0, long.len(), 0);
     refuses("tokens in a step", &[Work::new(&long, 0, Vec::new(), own)]);
+    let outside = LIMITS.pages as PageId;
+    for (from, to) in [(0, outside), (outside, 0), (PageId::MAX, 0)] {
+        is_refused("page range", || device.copy_rows(from, to, 1));
+    }
+    is_refused("rows of a page", || device.copy_rows(0, 1, PAGE_ROWS + 1));
     run(&mut *device, &ops, &[right]);
+}
+
+/// Checks that a call panics, and says `what` is wrong.
+fn is_refused(what: &str, call: impl FnOnce()) {
+    let said = catch_unwind(AssertUnwindSafe(call)).expect_err(what);
+    let said = said.downcast_ref::<String>().cloned().unwrap_or_else(|| {
+        said.downcast_ref::<&str>().expect("a panic says something").to_string()
+    });
+    assert!(said.contains(what), "`{said}` does not say `{what}`");
 }

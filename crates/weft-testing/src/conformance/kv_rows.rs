@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 use proptest::test_runner::{Config as Cases, TestRunner};
 use weft_core::config::Config;
-use weft_core::device::{Inspect, Outputs, Rows, Span};
+use weft_core::device::{Inspect, Outputs, PageRows, Span};
 use weft_core::dtype::{Dtype, Element};
 use weft_core::kv::{PAGE_ROWS, PageId, Slot, pages_for};
 use weft_core::plan::plan;
@@ -26,8 +26,8 @@ pub fn rows_come_out_and_go_in_as_they_are(make: Make<'_>) {
             number_all_rows(&mut *device, &config);
             let mut expected = all_rows(&*device, &config);
             let (from, to) = pages.split_at(pages_for(first_row + len));
-            let from = Rows { pages: from, first_row, len };
-            let to = Rows { pages: to, first_row: other_first_row, len };
+            let from = PageRows { pages: from, first_row, len };
+            let to = PageRows { pages: to, first_row: other_first_row, len };
 
             let (k, v) = read(&*device, &config, 0..config.layers as u16, &from);
             let rows = (0..config.layers).flat_map(|layer| from.slots().map(move |s| (layer, s)));
@@ -81,14 +81,14 @@ fn copied_rows_give_the_same_bits(make: Make<'_>, len: usize, [here, there]: [us
     let mut device = poisoned(make, &config);
     fill_before(&mut *device, &config, &home);
     run(&mut *device, &plan(&config), &[Work::new(&document, 0, Vec::new(), home.clone())]);
-    let rows = Rows { pages: &home.pages, first_row: here, len };
+    let rows = PageRows { pages: &home.pages, first_row: here, len };
     let (k, v) = read(&*device, &config, 0..config.layers as u16, &rows);
 
     let pages = (1..).map(|page| 20 - 3 * page).take(pages_for(there + len)).collect();
     let away = Span { pages, first_row: there, ..home.clone() };
     let mut other = poisoned(make, &config);
     fill_before(&mut *other, &config, &away);
-    other.write_kv(&Rows { pages: &away.pages, first_row: there, len }, &k, &v);
+    other.write_kv(&PageRows { pages: &away.pages, first_row: there, len }, &k, &v);
     let ask = |device: &mut dyn Inspect, span: Span| {
         let query = tokens(5, 4, config.vocab);
         let own = crate::span(9, query.len(), len);
@@ -124,7 +124,7 @@ fn read(
     device: &dyn Inspect,
     config: &Config,
     layers: std::ops::Range<u16>,
-    rows: &Rows<'_>,
+    rows: &PageRows<'_>,
 ) -> (Vec<u8>, Vec<u8>) {
     let bytes = layers.len() * rows.len * config.kv_width() * device.dtype().bytes();
     let (mut k, mut v) = (vec![0; bytes], vec![0; bytes]);

@@ -185,13 +185,22 @@ pub fn cuts_between_spans_do_not_show(make: Make<'_>) {
         .unwrap();
 }
 
-/// The same step on a fresh device gives the same bits.
+/// The same steps give the same bits on a fresh device, and on one that has run others before.
 pub fn two_runs_give_the_same_bits(make: Make<'_>) {
     let config = config("qwen3");
     let prompt = tokens(70, 1, config.vocab);
     let once =
-        || run_in_blocks(&mut *make(&config, LIMITS), &config, &prompt, &[70], &span(0, 70, 0));
-    assert_eq!(once(), once());
+        |device: &mut dyn Inspect| run_in_blocks(device, &config, &prompt, &[70], &span(0, 70, 0));
+    let fresh = once(&mut *make(&config, LIMITS));
+    let mut used = make(&config, LIMITS);
+    let first = once(&mut *used);
+    // More tokens, more lanes and other rows in the same pages.
+    let other =
+        |lane| Work::new(&tokens(50, lane + 2, config.vocab), 0, Vec::new(), span(lane, 50, 9));
+    let others: Vec<Work> = (0..3).map(other).collect();
+    run(&mut *used, &plan(&config), &others);
+    assert!(first == fresh, "two fresh devices differ");
+    assert!(once(&mut *used) == fresh, "an earlier step shows");
 }
 
 /// A moved span scores as if it had been prefilled at its new position, within `tolerance` of the

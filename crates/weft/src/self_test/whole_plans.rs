@@ -1,6 +1,6 @@
 //! Devices whose ops are right one by one, and whose logits are wrong after a whole plan.
 
-use weft_core::device::{Device, DeviceError, Rows};
+use weft_core::device::{Device, DeviceError, PageRows};
 use weft_core::dtype::Dtype;
 use weft_core::kv::{PageId, Slot};
 
@@ -51,11 +51,11 @@ impl Device for Off {
         self.inner.kv_family()
     }
 
-    fn read_kv(&self, layers: Range<u16>, rows: &Rows<'_>, k: &mut [u8], v: &mut [u8]) {
+    fn read_kv(&self, layers: Range<u16>, rows: &PageRows<'_>, k: &mut [u8], v: &mut [u8]) {
         self.inner.read_kv(layers, rows, k, v);
     }
 
-    fn write_kv(&mut self, rows: &Rows<'_>, k: &[u8], v: &[u8]) {
+    fn write_kv(&mut self, rows: &PageRows<'_>, k: &[u8], v: &[u8]) {
         self.inner.write_kv(rows, k, v);
     }
 

@@ -7,8 +7,9 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde_json::{Value, json};
 use weft_core::chunk::{Chunk, ChunkId, Homes, Library, Shelf};
+use weft_core::dtype::Dtype;
 use weft_core::model::Model;
-use weft_core::store::{Put, Store};
+use weft_core::store::{Header, Put, Store};
 use weft_remote::{Label, Labels, Miss, Pulled, Remote, Sweep, Written};
 
 use super::add::register;
@@ -20,7 +21,7 @@ use crate::args::{
 };
 use crate::commands::list::age;
 use crate::error::CliError;
-use crate::load;
+use crate::load::{self, Loaded};
 use crate::remote;
 use crate::resident;
 use crate::size;
@@ -184,14 +185,14 @@ fn pull_rows(
     let homes: Vec<Homes> = with_rows.iter().map(homes_of).collect();
     // Only a device knows which rows fit it.
     let without_files = CacheArgs { no_cache: true, ..args.cache.clone() };
-    let fingerprint = load::load_model(model, &args.model, &without_files)?.fingerprint();
+    let fit = Fit::of(&load::load_model(model, &args.model, &without_files)?);
     let mut got = Got::default();
     for (chunk, homes) in with_rows.into_iter().zip(&homes) {
         let name = chunk.name().map_or_else(|| chunk.id.to_string(), str::to_owned);
         let limit = store.budget_bytes();
-        remote
-            .pull_rows(chunk, &fingerprint, limit, |pulled| got.add(pulled, homes, &mut store))
-            .map_err(failed(name))?;
+        let (fits, take) =
+            (|header: &_| fit.check(header, homes), |rows| got.add(rows, &mut store));
+        remote.pull_rows(chunk, &fit.fingerprint, limit, fits, take).map_err(failed(name))?;
     }
     got.refused.iter().for_each(|(reason, n)| {
         terminal::warn(&format!("{} of rows not used: {reason}", size::plural(*n, "file")));
@@ -200,6 +201,37 @@ fn pull_rows(
     let files = size::plural(got.files, "file");
     terminal::note(args.model.quiet, &format!("{files} of rows, {}", size::bytes(got.bytes)));
     Ok(())
+}
+
+/// What rows must be to be used by this model on its device.
+struct Fit {
+    fingerprint: String,
+    dtype: Dtype,
+    layers: usize,
+    kv_width: usize,
+}
+
+impl Fit {
+    fn of(loaded: &Loaded) -> Self {
+        let config = &loaded.model.config;
+        Self {
+            fingerprint: loaded.fingerprint(),
+            dtype: loaded.engine.device().dtype(),
+            layers: config.layers,
+            kv_width: config.kv_width(),
+        }
+    }
+
+    /// Checks rows before they are asked for.
+    fn check(&self, found: &Header, homes: &Homes) -> Result<(), Miss> {
+        let Self { dtype, layers, kv_width, .. } = *self;
+        let expected = Header { dtype, layers, kv_width, ..found.clone() };
+        match expected.mismatch(found) {
+            Some(reason) => Err(Miss::Mismatch(reason)),
+            None if !homes.have(found) => Err(Miss::Elsewhere),
+            None => Ok(()),
+        }
+    }
 }
 
 /// What came of a chunk's rows.
@@ -212,12 +244,8 @@ struct Got {
 }
 
 impl Got {
-    fn add(&mut self, pulled: Result<Pulled, Miss>, homes: &Homes, store: &mut Store) {
+    fn add(&mut self, pulled: Result<Pulled, Miss>, store: &mut Store) {
         let reason = match pulled {
-            Ok(Pulled { header, .. }) if !homes.have(&header) => {
-                "they attended to something else than a system prompt that is registered here"
-                    .to_owned()
-            }
             Ok(Pulled { key, header, rows }) => match store.put(&key, &header, &rows) {
                 Put::Stored | Put::Present => {
                     self.files += 1;
@@ -316,4 +344,34 @@ pub(super) fn gc(args: &GcArgs) -> Result<(), CliError> {
         of(swept.deleted, "file") + " of rows",
         of(swept.left, "file")
     ))
+}
+
+#[cfg(test)]
+mod tests {
+    use weft_core::store::{KvKey, RowForm};
+
+    use super::*;
+
+    #[test]
+    fn rows_of_another_shape_or_at_no_home_do_not_fit() {
+        let fit =
+            Fit { fingerprint: "model".to_owned(), dtype: Dtype::Bf16, layers: 2, kv_width: 4 };
+        let found = Header {
+            fingerprint: "model".to_owned(),
+            dtype: Dtype::Bf16,
+            form: RowForm::Full,
+            layers: 2,
+            kv_width: 4,
+            reuse: "exact".to_owned(),
+            parent: KvKey::NOTHING,
+            home_position: 0,
+            tokens: vec![1],
+            prefill_us: 1,
+        };
+        let reason = |found: &Header| fit.check(found, &Homes::default()).unwrap_err().name();
+        assert_eq!(reason(&Header { dtype: Dtype::F32, ..found.clone() }), "dtype");
+        assert_eq!(reason(&Header { layers: 3, ..found.clone() }), "layers_x_width");
+        assert_eq!(reason(&Header { kv_width: 8, ..found.clone() }), "layers_x_width");
+        assert_eq!(reason(&found), "elsewhere");
+    }
 }

@@ -10,7 +10,7 @@ use super::*;
 use crate::chunk::{Chunk, ChunkId, Homes, Kind, Library};
 use crate::dtype::Dtype;
 use crate::prompt::Template;
-use crate::store::{Header, KvKey, Prefix, Put, RowForm, Rows, SigningKey, Store};
+use crate::store::{Header, HostRows, KvKey, Prefix, Put, RowForm, SigningKey, Store};
 use crate::tokenizer::Tokenizer;
 
 const KEY: SigningKey = SigningKey::from_bytes([7; 32]);
@@ -72,7 +72,8 @@ impl Desk {
         for header in rows {
             let key = header.key();
             let n = header.tensor_bytes().unwrap();
-            let put = from.put(&key, header, &Rows { k: vec![1; n].into(), v: vec![2; n].into() });
+            let put =
+                from.put(&key, header, &HostRows { k: vec![1; n].into(), v: vec![2; n].into() });
             assert_eq!(put, Put::Stored);
             let copy = path.with_extension("copy");
             from.export(&key, &copy).unwrap();
@@ -178,7 +179,7 @@ fn an_export_has_the_rows_at_homes_alone() {
     for header in kept {
         let n = header.tensor_bytes().unwrap();
         let key = header.key();
-        store.put(&key, &header, &Rows { k: vec![1; n].into(), v: vec![2; n].into() });
+        store.put(&key, &header, &HostRows { k: vec![1; n].into(), v: vec![2; n].into() });
     }
     let path = desk.folder.path().join("parcel");
     let homes = desk.homes(&desk.chunk);
@@ -286,7 +287,7 @@ fn a_flipped_bit_never_changes_what_is_imported() {
             let header = rows(&[], &desk.chunk.tokens);
             let n = header.tensor_bytes().unwrap();
             let stored = to.get(key, &header).expect("the same header");
-            assert_eq!(stored, Rows { k: vec![1; n].into(), v: vec![2; n].into() });
+            assert_eq!(stored, HostRows { k: vec![1; n].into(), v: vec![2; n].into() });
             to.remove(key);
         }
         found.len()

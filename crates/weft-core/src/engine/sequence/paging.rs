@@ -1,7 +1,8 @@
 //! Pages of a lane's rows. The rows of a node may continue in a page that holds earlier rows.
 //!
-//! A lane writes only to pages that were taken for it. Earlier rows of such a page are copied into
-//! it once they are all computed, before a step uses the page.
+//! A lane writes only to pages that were taken for it, and to the missing rows of a node that it
+//! takes over. Earlier rows of such a page are copied into it once they are all computed, before a
+//! step uses the page.
 
 use super::Sequence;
 use crate::cache::{Begin, Cache, NodeId};

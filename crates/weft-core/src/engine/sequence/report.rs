@@ -3,10 +3,10 @@
 use std::time::Duration;
 
 use super::Sequence;
-use crate::chunk::{Choice, PieceReport, Report, Tier};
+use crate::chunk::{ExpectedTimes, PieceReport, Report, Tier};
 
 /// The choice of no rows.
-const NOTHING: Choice = Choice { fetch: Duration::ZERO, compute: Duration::ZERO };
+const NOTHING: ExpectedTimes = ExpectedTimes { fetch: Duration::ZERO, compute: Duration::ZERO };
 
 /// The attention of an answer's tokens to each piece of the prompt, and to the answer itself.
 pub(super) struct Attention {

@@ -3,7 +3,8 @@
 //! A step of many tokens gives the bits of steps of one, and a draw depends on the seed and the
 //! token's index alone. So a drafted token is accepted exactly if plain decoding would have chosen
 //! it, and answers are equal bit for bit, with or without drafts. A [`Drafter`] guesses; `policy`
-//! decides how much; `Sequence` verifies. Nothing here knows pages or rows.
+//! decides how much; `Sequence` verifies. Nothing here knows the lanes' pages or rows; a draft
+//! model has its own (`model`).
 
 mod context;
 mod costs;

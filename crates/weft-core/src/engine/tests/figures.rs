@@ -1,7 +1,7 @@
 //! Reports that add up, runs that cache nothing, and files that match their headers.
 
 use super::*;
-use crate::device::Rows;
+use crate::device::PageRows;
 use crate::kv::{PAGE_ROWS, Slot};
 use crate::store::KvKey;
 
@@ -131,10 +131,10 @@ fn blend_changes_the_rows_it_chose_and_no_other() {
     let (mut changed, mut repaired) = (0, 0);
     for held in lane.nodes.iter().filter(|held| held.is_moved()) {
         let rows = |pages: &[crate::kv::PageId]| {
-            let rows = Rows { pages, first_row: held.lead, len: held.range.len() };
+            let rows = PageRows { pages, first_row: held.lead, len: held.range.len() };
             let row = |slot: Slot| {
                 let (page, first_row) = (slot / PAGE_ROWS as Slot, slot as usize % PAGE_ROWS);
-                let row = Rows { pages: &[page], first_row, len: 1 };
+                let row = PageRows { pages: &[page], first_row, len: 1 };
                 let room = || vec![0; engine.cache.shape().bytes(3, 1)];
                 let (mut k, mut v) = (room(), room());
                 engine.device.read_kv(0..3, &row, &mut k, &mut v);

@@ -5,12 +5,12 @@ use std::sync::Mutex;
 use std::time::Duration;
 
 use super::*;
-use crate::store::{Header, KvKey, Rows};
+use crate::store::{Header, HostRows, KvKey};
 
 /// A remote tier in memory.
 #[derive(Default)]
 pub(super) struct Shelf {
-    entries: Mutex<HashMap<KvKey, (Header, Arc<Rows>)>>,
+    entries: Mutex<HashMap<KvKey, (Header, Arc<HostRows>)>>,
     /// Fetches that wait to be answered.
     waiting: Mutex<Vec<(KvKey, WhenFetched)>>,
     /// What happens to the next fetches.
@@ -67,7 +67,7 @@ impl Shelf {
             return Fetched::Absent;
         };
         self.stats.lock().unwrap().hits += 1;
-        let mut rows = header.read_stored(Rows::clone(&rows)).unwrap();
+        let mut rows = header.read_stored(HostRows::clone(&rows)).unwrap();
         if is_cut {
             rows.v = rows.v[..rows.v.len() - 1].to_vec().into();
         }
@@ -94,7 +94,7 @@ impl RemoteTier for Shelf {
         Some(Box::new(Arc::clone(&self.wanted)))
     }
 
-    fn put(&self, _: &ChunkId, key: &KvKey, header: &Header, rows: Arc<Rows>) -> bool {
+    fn put(&self, _: &ChunkId, key: &KvKey, header: &Header, rows: Arc<HostRows>) -> bool {
         if self.mood() == Mood::IsFull {
             return false;
         }

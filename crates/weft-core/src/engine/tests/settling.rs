@@ -5,9 +5,9 @@ use std::sync::mpsc::{Receiver, channel};
 
 use super::wrapped::wrapped;
 use super::*;
-use crate::device::Rows;
+use crate::device::PageRows;
 use crate::kv::{PAGE_ROWS, PageId, Slot};
-use crate::store::Rows as HostRows;
+use crate::store::HostRows;
 
 /// Duration of a copy, in steps.
 const STEPS: usize = 3;
@@ -50,7 +50,7 @@ impl Counts {
 }
 
 impl Slow {
-    fn begin(&mut self, rows: &Rows<'_>, from: Option<Arc<HostRows>>) {
+    fn begin(&mut self, rows: &PageRows<'_>, from: Option<Arc<HostRows>>) {
         let pages = rows.pages[..rows.n_pages()].to_vec();
         let brings = from.map(|from| (rows.first_row, rows.len, from));
         self.copies.push(Copy { pages, steps_left: STEPS, brings });
@@ -68,7 +68,7 @@ impl Slow {
     fn end_first(&mut self) {
         let Copy { pages, brings, .. } = self.copies.remove(0);
         if let Some((first_row, len, from)) = brings {
-            self.device.write_kv(&Rows { pages: &pages, first_row, len }, &from.k, &from.v);
+            self.device.write_kv(&PageRows { pages: &pages, first_row, len }, &from.k, &from.v);
         }
     }
 }
@@ -97,7 +97,7 @@ impl Device for Slow {
     fn send_kv(
         &mut self,
         layers: std::ops::Range<u16>,
-        rows: &Rows<'_>,
+        rows: &PageRows<'_>,
         bytes: usize,
     ) -> Receiver<HostRows> {
         self.end_at(|page| rows.pages.contains(&page));
@@ -110,7 +110,7 @@ impl Device for Slow {
         receiver
     }
 
-    fn bring_kv(&mut self, rows: &Rows<'_>, from: Arc<HostRows>) {
+    fn bring_kv(&mut self, rows: &PageRows<'_>, from: Arc<HostRows>) {
         self.begin(rows, Some(from));
     }
 

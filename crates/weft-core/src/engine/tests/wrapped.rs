@@ -23,14 +23,14 @@ macro_rules! wrapped {
         fn read_kv(
             &self,
             layers: ::std::ops::Range<u16>,
-            rows: &crate::device::Rows<'_>,
+            rows: &crate::device::PageRows<'_>,
             k: &mut [u8],
             v: &mut [u8],
         ) {
             self.device.read_kv(layers, rows, k, v);
         }
 
-        fn write_kv(&mut self, rows: &crate::device::Rows<'_>, k: &[u8], v: &[u8]) {
+        fn write_kv(&mut self, rows: &crate::device::PageRows<'_>, k: &[u8], v: &[u8]) {
             self.device.write_kv(rows, k, v);
         }
 

@@ -1,5 +1,5 @@
 //! Single steps of the sampler, with values small enough to check by hand.
-//! `tests/sampling_sampler.rs` compares whole answers with an implementation that sorts everything.
+//! `tests/all/sampling_sampler.rs` compares whole answers with an implementation that sorts everything.
 
 use super::*;
 
