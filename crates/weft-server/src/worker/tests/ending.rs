@@ -3,7 +3,7 @@
 use std::sync::Mutex;
 
 use weft_core::engine::{Interest, RemoteStats, RemoteTier, WhenFetched};
-use weft_core::store::{Header, KvKey, Rows};
+use weft_core::store::{Header, HostRows, KvKey};
 
 use super::*;
 
@@ -16,7 +16,7 @@ impl RemoteTier for LastRows {
         None
     }
 
-    fn put(&self, _: &ChunkId, _: &KvKey, _: &Header, _: Arc<Rows>) -> bool {
+    fn put(&self, _: &ChunkId, _: &KvKey, _: &Header, _: Arc<HostRows>) -> bool {
         false
     }
 
