@@ -12,7 +12,8 @@ use minijinja::syntax::SyntaxConfig;
 use minijinja::{AutoEscape, Environment, Error, Value};
 
 use super::checks::{KEPT, MADE, SEEN, TIMES};
-use super::environment::NAME;
+use super::environment::{NAME, explain};
+use super::{PromptError, constants};
 
 /// Marks a filter that is looked up each time it is used.
 const NOT_LOCAL: u8 = !0;
@@ -25,9 +26,10 @@ pub(super) struct Compiled {
 }
 
 impl Compiled {
-    pub(super) fn new(source: &str, syntax: SyntaxConfig) -> Result<Self, Error> {
+    pub(super) fn new(source: &str, syntax: SyntaxConfig) -> Result<Self, PromptError> {
         let source = interned(source);
-        let ast = machinery::parse(source, NAME, syntax)?;
+        let ast = machinery::parse(source, NAME, syntax).map_err(|error| explain(&error))?;
+        constants::check(&ast)?;
         let mut generator = CodeGenerator::new(NAME, source);
         generator.compile_stmt(&ast);
         let (instructions, blocks) = generator.finish();
