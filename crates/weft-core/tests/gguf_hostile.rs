@@ -255,6 +255,67 @@ fn values_of_the_metadata_that_weft_cannot_run_are_named() {
     assert!(load_bytes(heads([1, 2])).unwrap_err().contains("the same in every layer"));
 }
 
+/// Keys that change what a model computes, and the only value that weft's ops compute.
+const NEUTRAL: [(&str, f32); 9] = [
+    ("attention.clamp_kqv", 0.0),
+    ("attention.max_alibi_bias", 0.0),
+    ("attention.sliding_window", 0.0),
+    ("logit_scale", 1.0),
+    ("residual_scale", 1.0),
+    ("rope.scale_linear", 1.0),
+    ("rope.scaling.attn_factor", 1.0),
+    ("rope.scaling.yarn_ext_factor", 1.0),
+    ("rope.scaling.yarn_log_multiplier", 0.0),
+];
+
+/// The same of mixtures of experts.
+const NEUTRAL_OF_EXPERTS: [(&str, f32); 6] = [
+    ("expert_gating_func", 1.0),
+    ("expert_group_count", 0.0),
+    ("expert_shared_count", 0.0),
+    ("expert_weights_norm", 1.0),
+    ("expert_weights_scale", 1.0),
+    ("leading_dense_block_count", 0.0),
+];
+
+#[test]
+fn keys_that_change_the_result_are_refused_unless_they_are_neutral() {
+    let dense = GgufFile::tiny();
+    let mut sparse = dense.clone();
+    for (key, _) in &mut sparse.keys {
+        *key = key.replace("qwen3.", "qwen3moe.");
+    }
+    sparse.set_text("general.architecture", "qwen3moe");
+    let experts = [("count", 4), ("used_count", 2), ("feed_forward_length", 32)];
+    for (key, value) in experts {
+        sparse.set_u32(&format!("qwen3moe.expert_{key}"), value);
+    }
+    let of_sparse = [&NEUTRAL[..], &NEUTRAL_OF_EXPERTS].concat();
+    for (file, name, keys) in [(dense, "qwen3", NEUTRAL.to_vec()), (sparse, "qwen3moe", of_sparse)]
+    {
+        let config = |key: &str, value: f32| {
+            let mut file = file.clone();
+            file.set_f32(key, value);
+            let gguf = Gguf::from_bytes("input", file.bytes()).unwrap();
+            gguf.config().map_err(|error| error.to_string())
+        };
+        let mut taken = Vec::new();
+        for (key, neutral) in keys {
+            let key = format!("{name}.{key}");
+            assert!(config(&key, neutral).is_ok(), "{key}");
+            let number = neutral + 0.5;
+            match config(&key, number) {
+                Ok(_) => taken.push(key),
+                Err(error) => {
+                    let named = format!("`{key}` is {number}; weft supports {neutral}");
+                    assert!(error.contains(&named), "{error}");
+                }
+            }
+        }
+        assert!(taken.is_empty(), "{taken:?}");
+    }
+}
+
 fn tokenizer(change: impl FnOnce(&mut GgufFile)) -> Result<Tokenizer, String> {
     let json = fs::read(
         Path::new(env!("CARGO_MANIFEST_DIR")).join("../../assets/weft-tiny/tokenizer.json"),

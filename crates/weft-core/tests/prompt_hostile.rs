@@ -142,15 +142,20 @@ fn deep_values_are_refused() {
     }
 }
 
+/// A step that works on all of `x`, ten million times, ends at the limit.
+fn assert_limited(start: &str, step: &str) {
+    let error = fails(&format!(
+        "{{% set x = {start} %}}{{% set y = {start} %}}{{% for i in range(100000) %}}\
+         {{% for j in range(100) %}}{step}{{% endfor %}}{{% endfor %}}"
+    ));
+    // Of bytes, not of instructions.
+    assert!(error.to_string().contains("bytes"), "{step:.100}: {error}");
+}
+
 #[test]
 fn slow_steps_in_long_loops_are_refused() {
-    let loops = |start: &str, step: &str| {
-        format!(
-            "{{% set x = {start} %}}{{% set y = {start} %}}{{% for i in range(100000) %}}\
-             {{% for j in range(100) %}}{step}{{% endfor %}}{{% endfor %}}"
-        )
-    };
-    let text = "'abcdefgh' * 100000";
+    // The number keeps the compiler from computing them.
+    let text = "'abcdefgh' * (100000 | int)";
     for step in [
         "{% if x == y %}{% endif %}",
         "{% if x < y %}{% endif %}",
@@ -163,9 +168,23 @@ fn slow_steps_in_long_loops_are_refused() {
         "{% set z = x.find('z') %}",
         "{% set z = x | list %}",
         "{% set z = x | length %}",
+        "{% if 'z' is in(x) %}{% endif %}",
+        "{% if x is lower %}{% endif %}",
+        "{% if x is startingwith(y) %}{% endif %}",
+        "{% if x is endingwith(y) %}{% endif %}",
+        "{% if x is sameas(y) %}{% endif %}",
+        "{% if [x] | select('in', y) | list %}{% endif %}",
+        "{% set z = x[-1] %}",
+        "{% set z = x | attr(-1) %}",
     ] {
-        fails(&loops(text, step));
+        assert_limited(text, step);
     }
+    assert_limited("'ABCDEFGH' * (100000 | int)", "{% if x is upper %}{% endif %}");
+    assert_limited("'11111111' * (100000 | int)", "{% set z = x | float %}");
+    assert_limited("'        ' * (100000 | int)", "{% set z = x | int(0) %}");
+    let long = format!("{{% if x in '{}' %}}{{% endif %}}", "a".repeat(1_000_000));
+    assert_limited("'b'", &long);
+    assert_limited("'b'", "{% if x in 'a' * 10000 %}{% endif %}");
     let list = "range(100000) | list";
     for step in [
         "{% if x == y %}{% endif %}",
@@ -177,8 +196,117 @@ fn slow_steps_in_long_loops_are_refused() {
         "{% set z = x | sum %}",
         "{% set z = x | map('string') %}",
         "{% set z = x | select('eq', -1) %}",
+        "{% if -1 is in(x) %}{% endif %}",
     ] {
-        fails(&loops(list, step));
+        assert_limited(list, step);
+    }
+}
+
+/// Small constants, and the operators that the compiler leaves to the rendering.
+#[test]
+fn constants_of_real_templates_are_computed() {
+    let text = |source: &str| {
+        let template = Template::new(source, None, None).unwrap();
+        template.render(&conversation()).unwrap().text()
+    };
+    let rule = "-".repeat(80);
+    assert_eq!(text("{{ '-' * 80 }}"), rule);
+    assert_eq!(text("{{ 80 * '-' }}{{ 1024 * 1024 * 1024 }}"), rule + "1073741824");
+    assert_eq!(text("{{ 1000000000 * 0.5 }}{{ -1000000000 * 0.5 }}"), "500000000.0-500000000.0");
+    assert_eq!(text("{{ 'a' ~ 'b' ~ 1 ~ ['c', 'd'] }}{{ 2 in [1, 2] }}"), "ab1['c', 'd']True");
+    assert_eq!(text("{{ 2 ** 10 - 24 }}{{ 7 // 2 }}{{ 7 % 4 }}{{ -(1 / 4) }}"), "100033-0.25");
+    assert_eq!(text("{{ 1 < 2 < 3 }}{{ not 'a' }}{{ [1] + [2] }}"), "TrueFalse[1, 2]");
+    let long = "x".repeat(200_000);
+    assert_eq!(text(&format!("{{{{ '{long}' ~ '{long}' }}}}")).len(), 400_000);
+}
+
+/// The compiler computes constants before a rendering has a budget.
+#[test]
+fn constants_are_bounded_before_they_are_computed() {
+    for source in [
+        "{{ (0,) * 100000000 }}".to_owned(),
+        "{{ 'a' * 100000000 }}".repeat(20),
+        "{{ ('a' * 100000000) ~ ('a' * 100000000) }}".to_owned(),
+        "{{ [1] * 100000000 ~ '' }}".to_owned(),
+        "{{ ['aaaaaaaaaaaaaaaaaaaa'] * 10000 ~ '' }}".to_owned(),
+        "{{ 'a' * 1000 * 1000 * 100 }}".to_owned(),
+        "{{ (1000 * 1000 * 100) * 'a' }}".to_owned(),
+        "{{ 'a' * 10000 }}".repeat(200),
+        "{{ (1.5 / 3) ~ '' }}".repeat(5000),
+        format!("{{{{ x{} }}}}", " ~ ('a' * 10000)".repeat(200)),
+    ] {
+        let error = fails(&source);
+        assert!(matches!(error, PromptError::Limit { limit: 1_048_576, .. }), "{source}: {error}");
+    }
+}
+
+/// Wherever a template can write `BIG`.
+const PLACES: [&str; 57] = [
+    "{% for i in BIG %}{% endfor %}",
+    "{% for i in [1] if BIG %}{% endfor %}",
+    "{% for i in [1] %}{{ BIG }}{% endfor %}",
+    "{% for i in [1] %}{% else %}{{ BIG }}{% endfor %}",
+    "{% if BIG %}{% endif %}",
+    "{% if 1 %}{{ BIG }}{% endif %}",
+    "{% if 1 %}{% else %}{{ BIG }}{% endif %}",
+    "{% if 1 %}{% elif BIG %}{% endif %}",
+    "{% with x = BIG %}{% endwith %}",
+    "{% with x = 1 %}{{ BIG }}{% endwith %}",
+    "{% set x = BIG %}",
+    "{% set x %}{{ BIG }}{% endset %}",
+    "{% set x | default(BIG) %}{% endset %}",
+    "{% autoescape BIG %}{% endautoescape %}",
+    "{% autoescape true %}{{ BIG }}{% endautoescape %}",
+    "{% filter default(BIG) %}{% endfilter %}",
+    "{% filter upper %}{{ BIG }}{% endfilter %}",
+    "{% block x %}{{ BIG }}{% endblock %}",
+    "{% import BIG as x %}",
+    "{% from BIG import x %}",
+    "{% extends BIG %}",
+    "{% include BIG %}",
+    "{% macro x(y=BIG) %}{% endmacro %}",
+    "{% macro x() %}{{ BIG }}{% endmacro %}",
+    "{% call x(BIG) %}{% endcall %}",
+    "{% call(y=BIG) x() %}{% endcall %}",
+    "{% call x() %}{{ BIG }}{% endcall %}",
+    "{% do x(BIG) %}",
+    "{% do x[BIG].y() %}",
+    "{{ x[BIG:] }}",
+    "{{ x[:BIG] }}",
+    "{{ x[::BIG] }}",
+    "{{ (BIG)[1:] }}",
+    "{{ (BIG)[1] }}",
+    "{{ x[BIG] }}",
+    "{{ (BIG).x }}",
+    "{{ BIG if x }}",
+    "{{ x if BIG }}",
+    "{{ x if y else BIG }}",
+    "{{ (BIG) | upper }}",
+    "{{ x | default(BIG) }}",
+    "{{ x | default(y=BIG) }}",
+    "{{ x(*(BIG)) }}",
+    "{{ x(**(BIG)) }}",
+    "{{ (BIG) is lower }}",
+    "{{ x is eq(BIG) }}",
+    "{{ (BIG)(1) }}",
+    "{{ [BIG] }}",
+    "{{ (BIG, x) }}",
+    "{{ {BIG: x} }}",
+    "{{ {x: BIG} }}",
+    "{{ x < (BIG) < y }}",
+    "{{ (BIG) < x < y }}",
+    "{{ x ~ (BIG) }}",
+    "{{ (BIG) ~ x }}",
+    "{{ not (BIG) }}",
+    "{{ 1 < 2 < (BIG) }}",
+];
+
+#[test]
+fn constants_are_bounded_wherever_they_are() {
+    for place in PLACES {
+        let source = place.replace("BIG", "'a' * 2000000");
+        let error = Template::new(&source, None, None).unwrap_err();
+        assert!(matches!(error, PromptError::Limit { limit: 1_048_576, .. }), "{place}: {error}");
     }
 }
 

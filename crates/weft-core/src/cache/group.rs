@@ -53,6 +53,12 @@ impl Cache {
         waiting.is_some_and(|waiting| waiting.strong_count() > 0)
     }
 
+    /// The number of groups that the cache knows.
+    #[cfg(test)]
+    pub(crate) fn n_groups(&self) -> usize {
+        self.groups.len()
+    }
+
     /// Drops the unused rows of groups whose last waiting request has gone.
     pub(crate) fn drop_unawaited(&mut self) {
         if self.groups.is_empty() {

@@ -461,6 +461,7 @@ impl Cache {
         assert!(free >= self.promised, "{} promised of {free}", self.promised);
         let public = self.nodes.values().filter(|n| n.is_found()).count();
         assert_eq!(self.children.values().map(Vec::len).sum::<usize>(), public);
+        assert!(self.children.values().all(|nodes| !nodes.is_empty()), "places without nodes");
     }
 }
 

@@ -118,6 +118,12 @@ impl Config {
     }
 }
 
+impl From<serde_json::Error> for ConfigError {
+    fn from(source: serde_json::Error) -> Self {
+        Self::Json { file: "config.json".to_owned(), source }
+    }
+}
+
 /// Why a `config.json` cannot be used.
 #[derive(Debug, Error)]
 #[non_exhaustive]
@@ -141,8 +147,13 @@ pub enum ConfigError {
         limit: u64,
     },
     /// The text is not valid JSON for a config.
-    #[error("config.json is not valid: {0}")]
-    Json(#[from] serde_json::Error),
+    #[error("{file} is not valid: {source}; download it again, or repair it")]
+    Json {
+        /// The file.
+        file: String,
+        /// Where it is not valid, and why.
+        source: serde_json::Error,
+    },
     /// A required field is missing.
     #[error("config.json has no `{field}`, which a {model_type} model needs")]
     Missing {

@@ -150,7 +150,7 @@ pub(super) fn parse(value: &Value, method: &str) -> Result<Packing, ConfigError>
             _ => refused("bitsandbytes", "it has neither load_in_4bit nor load_in_8bit"),
         },
         "modelopt" => modelopt(raw.quant_algo.as_deref()),
-        "mxfp4" => refused("mxfp4", "only mixtures of experts have it, and weft has none yet"),
+        "mxfp4" => refused("mxfp4", "weft reads MXFP4 in compressed-tensors and GGUF files"),
         "" => refused("an unnamed format", "it has no quant_method"),
         other => refused(other, "weft does not read it"),
     }

@@ -74,14 +74,27 @@ enum OneOrMany {
 
 /// Reads `config.json`. A file beside it may say how the weights are packed.
 pub(super) fn from_file(path: &Path) -> Result<Config, ConfigError> {
-    let mut config = from_json(&read(path)?)?;
+    let mut config = from_json(&read(path)?).map_err(|error| named(error, path))?;
     for (name, parse) in PACKING_FILES {
         let beside = path.with_file_name(name);
         if config.packing == Packing::None && beside.exists() {
-            config.packing = parse(&serde_json::from_slice(&read(&beside)?)?)?;
+            let json = read(&beside)?;
+            let packing = serde_json::from_slice(&json).map_err(ConfigError::from);
+            let packing = packing.and_then(|value| parse(&value));
+            config.packing = packing.map_err(|error| named(error, &beside))?;
         }
     }
     Ok(config)
+}
+
+/// The error, with the file that is not valid.
+fn named(error: ConfigError, path: &Path) -> ConfigError {
+    match error {
+        ConfigError::Json { source, .. } => {
+            ConfigError::Json { file: path.display().to_string(), source }
+        }
+        other => other,
+    }
 }
 
 fn read(path: &Path) -> Result<Vec<u8>, ConfigError> {

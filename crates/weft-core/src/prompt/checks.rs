@@ -7,7 +7,7 @@
 use std::cell::Cell;
 
 use minijinja::value::{DynObject, Rest, Tuple, ValueKind, ValueOrKwargs};
-use minijinja::{Environment, Error, ErrorKind, State, Value, filters};
+use minijinja::{Environment, Error, ErrorKind, State, Value, filters, tests};
 
 use super::environment::Cause;
 
@@ -16,6 +16,7 @@ pub(super) const MADE: &str = "#made";
 pub(super) const SEEN: &str = "#seen";
 pub(super) const KEPT: &str = "#kept";
 pub(super) const TIMES: &str = "#times";
+pub(super) const READ: &str = "#read";
 
 /// Levels of lists and dicts in each other. A request has at most 128, and tools add a few.
 const MAX_DEPTH: usize = 256;
@@ -138,6 +139,24 @@ fn pay_items(value: &Value) -> Result<(), Error> {
     spend(n_items.saturating_mul(2 * NODE_BYTES))
 }
 
+/// Pays for looking for a character of a text from its start.
+fn read(value: Value) -> Result<Value, Error> {
+    spend(value.as_str().map_or(0, str::len))?;
+    Ok(value)
+}
+
+/// Whether comparing with a constant takes so little that no one pays for it.
+pub(super) fn is_short(constant: &Value) -> bool {
+    match (constant.as_str(), constant.kind()) {
+        (Some(text), _) => text.len() <= 256,
+        (None, ValueKind::Seq) => {
+            constant.len().is_some_and(|n| n <= 64)
+                && constant.try_iter().is_ok_and(|mut items| items.all(|item| is_short(&item)))
+        }
+        (None, kind) => !matches!(kind, ValueKind::Iterable | ValueKind::Map),
+    }
+}
+
 /// Refuses to keep a namespace in a namespace: it would never be freed.
 fn kept(value: Value) -> Result<Value, Error> {
     if has_namespace(&value) {
@@ -224,6 +243,7 @@ pub(super) fn add(env: &mut Environment<'static>) {
     env.add_filter(MADE, made);
     env.add_filter(SEEN, |value: Value| seen(&value).map(|()| value));
     env.add_filter(KEPT, kept);
+    env.add_filter(READ, read);
     env.add_function(TIMES, times);
     pay_first(env, "join", Value::from_function(filters::join), |args| {
         let separator = args.get(1).map_or(0, |separator| separator.as_str().map_or(64, str::len));
@@ -233,8 +253,10 @@ pub(super) fn add(env: &mut Environment<'static>) {
         let text = args.first().and_then(Value::as_str).unwrap_or_default();
         spend(text.len().saturating_mul(ITEM_BYTES * 3))
     });
-    // These write or compare all of a value.
+    // These write, read or compare all of a value.
     for (name, filter) in [
+        ("int", Value::from_function(filters::int)),
+        ("float", Value::from_function(filters::float)),
         ("string", Value::from_function(filters::string)),
         ("pprint", Value::from_function(filters::pprint)),
         ("sort", Value::from_function(filters::sort)),
@@ -263,8 +285,29 @@ pub(super) fn add(env: &mut Environment<'static>) {
     ] {
         pay_first(env, name, filter, |args| args.iter().try_for_each(pay_items));
     }
+    pay_first(env, "attr", Value::from_function(filters::attr), |args| {
+        spend(args.first().and_then(Value::as_str).map_or(0, str::len))
+    });
+    add_tests(env);
+}
+
+/// Adds the tests that read or compare all of a value.
+fn add_tests(env: &mut Environment<'static>) {
+    for (name, test) in [
+        ("in", Value::from_function(tests::is_in)),
+        ("lower", Value::from_function(tests::is_lower)),
+        ("upper", Value::from_function(tests::is_upper)),
+        ("startingwith", Value::from_function(tests::is_startingwith)),
+        ("endingwith", Value::from_function(tests::is_endingwith)),
+        ("sameas", Value::from_function(tests::is_sameas)),
+    ] {
+        env.add_test(name, move |state: &mut State, args: Rest<Value>| {
+            args.iter().try_for_each(seen)?;
+            test.call(state, &args).map(|value| value.is_true())
+        });
+    }
     type Test = (&'static [&'static str], fn(&Value, &Value) -> bool);
-    let tests: [Test; 6] = [
+    let comparisons: [Test; 6] = [
         (&["eq", "equalto", "=="], |a, b| a == b),
         (&["ne", "!="], |a, b| a != b),
         (&["lt", "lessthan", "<"], |a, b| a < b),
@@ -272,7 +315,7 @@ pub(super) fn add(env: &mut Environment<'static>) {
         (&["gt", "greaterthan", ">"], |a, b| a > b),
         (&["ge", ">="], |a, b| a >= b),
     ];
-    for (names, test) in tests {
+    for (names, test) in comparisons {
         for name in names {
             env.add_test(*name, move |a: &Value, b: &Value| seen(b).map(|()| test(a, b)));
         }

@@ -11,8 +11,9 @@ use minijinja::machinery::{self, CodeGenerator, Instruction, Instructions};
 use minijinja::syntax::SyntaxConfig;
 use minijinja::{AutoEscape, Environment, Error, Value};
 
-use super::checks::{KEPT, MADE, SEEN, TIMES};
-use super::environment::NAME;
+use super::checks::{KEPT, MADE, READ, SEEN, TIMES, is_short};
+use super::environment::{NAME, explain};
+use super::{PromptError, constants};
 
 /// Marks a filter that is looked up each time it is used.
 const NOT_LOCAL: u8 = !0;
@@ -25,9 +26,10 @@ pub(super) struct Compiled {
 }
 
 impl Compiled {
-    pub(super) fn new(source: &str, syntax: SyntaxConfig) -> Result<Self, Error> {
+    pub(super) fn new(source: &str, syntax: SyntaxConfig) -> Result<Self, PromptError> {
         let source = interned(source);
-        let ast = machinery::parse(source, NAME, syntax)?;
+        let ast = machinery::parse(source, NAME, syntax).map_err(|error| explain(&error))?;
+        constants::check(&ast)?;
         let mut generator = CodeGenerator::new(NAME, source);
         generator.compile_stmt(&ast);
         let (instructions, blocks) = generator.finish();
@@ -134,11 +136,15 @@ fn with_checks(
         | Instruction::Gt
         | Instruction::Gte
         | Instruction::In => match before {
-            // What is compared with a literal is compared at once.
-            Some(Instruction::LoadConst(_)) => vec![original],
+            // What is compared with a short literal is compared at once.
+            Some(Instruction::LoadConst(literal)) if is_short(literal) => vec![original],
             _ => vec![check(SEEN), original],
         },
         Instruction::CompareAndPreserve(_) => vec![check(SEEN), original],
+        // The key lies above the text.
+        Instruction::GetItem => {
+            vec![Instruction::Swap, check(READ), Instruction::Swap, original]
+        }
         // The namespace lies above the value.
         Instruction::SetAttr(_) => {
             vec![Instruction::Swap, check(KEPT), Instruction::Swap, original]

@@ -14,13 +14,14 @@
 //! because templates compare them) may not contain the text of an added token: [`Rendered::tokens`]
 //! refuses it.
 //!
-//! There are limits on fuel, on the size of the output, on the depth and size of every value, and
-//! on the bytes and items that a template makes, writes and compares. So a template that was
-//! written to do harm ends with an error.
+//! There are limits on fuel, on the size of the output, on the depth and size of every value, on
+//! the bytes and items that a template makes, writes and compares, and on its constants. So a
+//! template that was written to do harm ends with an error.
 
 mod checks;
 mod clock;
 mod compiled;
+mod constants;
 mod environment;
 mod folder;
 mod json;

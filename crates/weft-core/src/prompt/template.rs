@@ -49,9 +49,9 @@ impl Template {
         bos_token: Option<&str>,
         eos_token: Option<&str>,
     ) -> Result<Self, PromptError> {
-        let prepared = source::prepare(source)?;
-        let compiled = environment::syntax().and_then(|syntax| Compiled::new(&prepared, syntax));
-        let compiled = compiled.map_err(|error| environment::explain(&error))?;
+        let syntax = environment::syntax().map_err(|error| environment::explain(&error))?;
+        let prepared = source::prepare(source, syntax.clone())?;
+        let compiled = Compiled::new(&prepared, syntax)?;
         let env = environment::environment();
         let tokens = [("bos_token", bos_token), ("eos_token", eos_token)];
         let tokens: Vec<_> = tokens

@@ -19,6 +19,18 @@ use super::split::{GPT2, Splitter};
 /// 300 000).
 const MAX_IDS: u32 = 1 << 22;
 
+/// Tokens before a text and after it, together. Real tokenizers write one of each.
+const MAX_AROUND: usize = 64;
+
+/// Steps of a pre-tokenizer. Real ones have up to 7 (DeepSeek), and each cuts the text again.
+const MAX_SPLITS: usize = 16;
+
+/// Steps of a normalizer. Each copies the text.
+const MAX_FORMS: usize = 8;
+
+/// Bytes of all expressions of a pre-tokenizer. Real ones have up to 3000.
+const MAX_EXPRESSION_BYTES: usize = 8 << 10;
+
 /// For each id the start and end of its bytes.
 pub(super) type Spans = Vec<(u32, u32)>;
 
@@ -251,6 +263,11 @@ fn around(
         for id in processor.special_tokens[name]["ids"].as_array().into_iter().flatten() {
             let id = id.as_u64().and_then(|id| u32::try_from(id).ok());
             let id = id.filter(|&id| spans.get(id as usize).is_some_and(|span| span.0 < span.1));
+            if bos.len() + eos.len() == MAX_AROUND {
+                return Err(inconsistent(format!(
+                    "its post-processor writes more than {MAX_AROUND} tokens around a text"
+                )));
+            }
             let to = if is_after { &mut *eos } else { &mut *bos };
             to.push(id.ok_or_else(|| {
                 inconsistent(format!("its post-processor's token {name:?} has no id"))
@@ -265,6 +282,11 @@ pub(super) fn normal_forms(
     forms: &mut Vec<Form>,
 ) -> Result<(), TokenizerError> {
     let Some(normalizer) = normalizer else { return Ok(()) };
+    if forms.len() == MAX_FORMS && normalizer.kind != "Sequence" {
+        return Err(unsupported(format!(
+            "its normalizer has more than {MAX_FORMS} steps; take another model"
+        )));
+    }
     match normalizer.kind.as_str() {
         "NFC" => forms.push(Form::Nfc),
         "NFD" => forms.push(Form::Nfd),
@@ -288,6 +310,7 @@ pub(super) fn expressions(
     if let Some(component) = pre_tokenizer {
         flatten(component, &mut steps);
     }
+    check_size("steps", steps.len(), MAX_SPLITS)?;
     let Some((last, steps)) = steps.split_last().filter(|(last, _)| last.kind == "ByteLevel")
     else {
         return Err(unsupported("its last pre-tokenizer is not \"ByteLevel\"".into()));
@@ -315,7 +338,18 @@ pub(super) fn expressions(
     if last.use_regex != Some(false) {
         expressions.push(GPT2.to_owned());
     }
+    let n_bytes = expressions.iter().map(String::len).sum();
+    check_size("bytes of expressions", n_bytes, MAX_EXPRESSION_BYTES)?;
     Ok(expressions)
+}
+
+fn check_size(what: &str, found: usize, limit: usize) -> Result<(), TokenizerError> {
+    if found <= limit {
+        return Ok(());
+    }
+    Err(unsupported(format!(
+        "its pre-tokenizer has {found} {what}, more than the limit of {limit}; take another model"
+    )))
 }
 
 fn flatten<'c>(component: &'c Component, steps: &mut Vec<&'c Component>) {

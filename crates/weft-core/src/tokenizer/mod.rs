@@ -59,10 +59,10 @@ pub enum TokenizerError {
         limit: u64,
     },
     /// The file is not JSON, or not that of a tokenizer.
-    #[error("tokenizer.json is malformed: {0}")]
+    #[error("tokenizer.json is malformed: {0}; download it again")]
     Malformed(#[from] serde_json::Error),
     /// The file is well-formed, but its parts contradict each other.
-    #[error("tokenizer.json is inconsistent: {0}")]
+    #[error("tokenizer.json is inconsistent: {0}; download it again")]
     Inconsistent(String),
     /// The tokenizer is not byte-level BPE, or has an unsupported option.
     #[error("this tokenizer is not supported: {0} (weft runs byte-level BPE tokenizers)")]

@@ -246,38 +246,194 @@ fn the_tokenizer_equals_qwen3_s() {
     assert_same_tokens(&Tokenizer::from_gguf(gguf.metadata()).unwrap(), &theirs);
 }
 
+/// What a tokenizer.json has for a name in `tokenizer.ggml.pre`.
+struct Kind {
+    names: &'static [&'static str],
+    expressions: &'static [&'static str],
+    nfc: bool,
+    ignore_merges: bool,
+    has_bos: bool,
+}
+
+const KINDS: [Kind; 6] = [
+    Kind {
+        names: &["qwen2", "deepseek-r1-qwen"],
+        expressions: &[
+            r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+        ],
+        nfc: true,
+        ignore_merges: false,
+        has_bos: false,
+    },
+    Kind {
+        names: &["qwen35"],
+        expressions: &[
+            r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+        ],
+        nfc: true,
+        ignore_merges: false,
+        has_bos: false,
+    },
+    Kind {
+        names: &["llama-bpe", "llama3", "llama-v3"],
+        expressions: &[
+            r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+        ],
+        nfc: false,
+        ignore_merges: true,
+        has_bos: true,
+    },
+    Kind {
+        names: &["tekken"],
+        expressions: &[
+            r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+        ],
+        nfc: false,
+        ignore_merges: true,
+        has_bos: true,
+    },
+    Kind {
+        names: &["smollm", "starcoder"],
+        expressions: &[
+            r"\p{N}",
+            r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
+        ],
+        nfc: false,
+        ignore_merges: false,
+        has_bos: false,
+    },
+    Kind {
+        names: &["gpt-2"],
+        expressions: &[
+            r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
+        ],
+        nfc: false,
+        ignore_merges: false,
+        has_bos: false,
+    },
+];
+
+/// Where texts are cut decides which of these merges happen.
+const PROBES: [(&str, &str); 13] = [
+    ("a", "B"),
+    ("Ì", "ģ"),
+    ("x", "Ìģ"),
+    ("'", "S"),
+    ("1", "2"),
+    ("12", "3"),
+    ("123", "4"),
+    ("!", "Ċ"),
+    ("!Ċ", "/"),
+    ("!", "a"),
+    ("Ġ", "Ċ"),
+    ("Ġ", "1"),
+    ("Ġ", "Ġ"),
+];
+const PROBE_TEXT: &str = "aB x\u{301}x e\u{301} A'S 1234 !\n/ !a \nb   c zqzqz é 1\n";
+
+/// The bundled tokenizer with the probes as merges, and a word that no merges make.
+fn probed() -> serde_json::Value {
+    let mut json: serde_json::Value =
+        serde_json::from_slice(&fs::read(bundled("tokenizer.json")).unwrap()).unwrap();
+    let mut new = PROBES.map(|(left, right)| format!("{left}{right}")).to_vec();
+    new.push("Ġzqzqz".to_owned());
+    let vocab = json["model"]["vocab"].as_object_mut().unwrap();
+    for (token, id) in new.into_iter().zip(2048..) {
+        vocab.entry(token).or_insert(id.into());
+    }
+    let merges = json["model"]["merges"].as_array_mut().unwrap();
+    let probes = PROBES.map(|(left, right)| serde_json::json!([left, right]));
+    merges.retain(|merge| !probes.contains(merge));
+    merges.splice(..0, probes);
+    json
+}
+
+fn of_metadata(file: &GgufFile) -> Tokenizer {
+    Tokenizer::from_gguf(Gguf::from_bytes("input", file.bytes()).unwrap().metadata()).unwrap()
+}
+
+impl Kind {
+    /// The same tokenizer from a tokenizer.json.
+    fn of_json(&self, mut json: serde_json::Value) -> Tokenizer {
+        json["normalizer"] = match self.nfc {
+            true => serde_json::json!({ "type": "NFC" }),
+            false => serde_json::Value::Null,
+        };
+        json["model"]["ignore_merges"] = self.ignore_merges.into();
+        let mut steps: Vec<_> = self.expressions.iter().map(|text| {
+            serde_json::json!({ "type": "Split", "pattern": { "Regex": text }, "behavior": "Isolated" })
+        }).collect();
+        steps.push(serde_json::json!({ "type": "ByteLevel", "use_regex": false }));
+        json["pre_tokenizer"] = serde_json::json!({ "type": "Sequence", "pretokenizers": steps });
+        if self.has_bos {
+            json["post_processor"] = serde_json::json!({ "type": "TemplateProcessing",
+                "single": [{ "SpecialToken": { "id": "a" } }, { "Sequence": { "id": "A" } }],
+                "special_tokens": { "a": { "ids": [1978] } } });
+        }
+        Tokenizer::from_bytes(json.to_string().as_bytes()).unwrap()
+    }
+}
+
+#[test]
+fn every_way_to_split_equals_its_tokenizer_json() {
+    let json = probed();
+    let mut seen = Vec::new();
+    for kind in &KINDS {
+        let theirs = kind.of_json(json.clone());
+        let expected = theirs.encode_text(PROBE_TEXT).unwrap();
+        assert_eq!(theirs.bos(), if kind.has_bos { &[1978][..] } else { &[] });
+        for name in kind.names {
+            let mut file = GgufFile::tiny();
+            file.add_tokenizer(&json, name, 2100);
+            file.set_u32("tokenizer.ggml.bos_token_id", 1978);
+            let ours = of_metadata(&file);
+            assert_eq!(ours.encode_text(PROBE_TEXT).unwrap(), expected, "{name}");
+            assert_eq!(ours.bos(), theirs.bos(), "{name}");
+        }
+        assert!(!seen.contains(&expected), "the text does not tell {:?} from others", kind.names);
+        seen.push(expected);
+    }
+}
+
 #[test]
 fn a_llama_tokenizer_begins_texts_and_takes_whole_words() {
-    let mut json: serde_json::Value =
+    let json: serde_json::Value =
         serde_json::from_slice(&fs::read(bundled("tokenizer.json")).unwrap()).unwrap();
     let mut file = GgufFile::tiny();
     file.add_tokenizer(&json, "llama-bpe", 2048);
     file.set_u32("tokenizer.ggml.bos_token_id", 1978);
-    // The same as a tokenizer.json of Llama 3.
-    json["normalizer"] = serde_json::Value::Null;
-    json["model"]["ignore_merges"] = true.into();
-    let llama = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
-    json["pre_tokenizer"] = serde_json::json!({"type": "Sequence", "pretokenizers": [
-        {"type": "Split", "pattern": {"Regex": llama}, "behavior": "Isolated", "invert": false},
-        {"type": "ByteLevel", "add_prefix_space": false, "use_regex": false}]});
-    json["post_processor"] = serde_json::json!({"type": "TemplateProcessing",
-        "single": [{"SpecialToken": {"id": "<|endoftext|>", "type_id": 0}},
-            {"Sequence": {"id": "A", "type_id": 0}}],
-        "special_tokens": {"<|endoftext|>": {"id": "<|endoftext|>", "ids": [1978]}}});
-    let theirs = Tokenizer::from_bytes(json.to_string().as_bytes()).unwrap();
-    let tokenizer = |file: &GgufFile| {
-        Tokenizer::from_gguf(Gguf::from_bytes("llama", file.bytes()).unwrap().metadata()).unwrap()
-    };
-    assert_same_tokens(&tokenizer(&file), &theirs);
-    assert_eq!(tokenizer(&file).bos(), [1978]);
+    assert_same_tokens(&of_metadata(&file), &KINDS[2].of_json(json));
+    assert_eq!(of_metadata(&file).bos(), [1978]);
     file.set("tokenizer.ggml.add_bos_token", 7, &[0]);
-    assert!(tokenizer(&file).bos().is_empty());
+    assert!(of_metadata(&file).bos().is_empty());
     // As Qwen3-Embedding's files.
-    assert!(tokenizer(&file).eos().is_empty());
+    assert!(of_metadata(&file).eos().is_empty());
     file.set_u32("tokenizer.ggml.eos_token_id", 1980);
-    assert!(tokenizer(&file).eos().is_empty());
+    assert!(of_metadata(&file).eos().is_empty());
     file.set("tokenizer.ggml.add_eos_token", 7, &[1]);
-    assert_eq!(tokenizer(&file).eos(), [1980]);
+    assert_eq!(of_metadata(&file).eos(), [1980]);
+}
+
+/// The bounds of YaRN's ramp, in both spellings.
+#[test]
+fn yarn_s_ramp_has_the_bounds_of_the_metadata() {
+    let mut file = GgufFile::tiny();
+    file.set_text("qwen3.rope.scaling.type", "yarn");
+    file.set_f32("qwen3.rope.scaling.factor", 4.0);
+    file.set_u32("qwen3.rope.scaling.original_context_length", 32);
+    file.set_f32("qwen3.rope.scaling.yarn_attn_factor", 1.5);
+    file.set_f32("qwen3.rope.scaling.yarn_beta_fast", 24.0);
+    file.set_f32("qwen3.rope.scaling.yarn_beta_slow", 2.0);
+    let gguf = Gguf::from_bytes("input", file.bytes()).unwrap();
+    let expected = RopeScaling::Yarn {
+        factor: 4.0,
+        beta_fast: 24.0,
+        beta_slow: 2.0,
+        original_positions: 32.0,
+        attention_factor: 1.5,
+        truncate: true,
+    };
+    assert_eq!(gguf.config().unwrap().rope.scaling, expected);
 }
 
 #[test]

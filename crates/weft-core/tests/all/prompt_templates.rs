@@ -131,6 +131,7 @@ fn values_behave_as_in_jinja2() {
     );
     assert_eq!(text("a\n  {% if true %}\nb\n  {% endif %}\nc\n"), "a\nb\nc");
     assert_eq!(text("{%- generation -%} x {%- endgeneration -%} y"), "xy");
+    assert_eq!(text("{% set generation = 'g' %}{{ generation }}"), "g");
     assert_eq!(
         text("{% raw %}{% generation %}'{{ {% endraw %}{#'#}{ '{{ '}}' }}"),
         "{% generation %}'{{ { '}}"
@@ -195,9 +196,9 @@ fn endless_templates_end() {
     let replaced = "{% set ns = namespace(x='aaaaaaaa') %}{% for i in range(99) %}\
         {% set ns.x = ns.x.replace('a', 'aaaaaaaa') %}{% endfor %}";
     assert!(matches!(fails(replaced), PromptError::Limit { .. }));
-    let repeated = "{{ 'x' * 3000000 }}";
+    let repeated = "{{ 'x' * (3000000 | int) }}";
     assert!(fails(repeated).to_string().contains("the rendered prompt's size in bytes"));
-    let touched = fails("{{ 'x' * 99999999 }}");
+    let touched = fails("{{ 'x' * (99999999 | int) }}");
     assert!(touched.to_string().contains("bytes that the chat template processes"), "{touched}");
     fails("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}");
     fails("{% for m in messages recursive %}{{ loop(messages) }}{% endfor %}");
@@ -230,36 +231,58 @@ fn deep_templates_fail() {
         PromptError::Syntax { .. }
     ));
     for (open, close) in [("(", ")"), ("[", "]"), ("{'a':", "}")] {
-        let error = fails(&format!("{{{{ {} }}}}", nest(open, close, 1000)));
+        let error = fails(&format!("{{{{ {} }}}}", nest(open, close, 400)));
         assert!(matches!(error, PromptError::Syntax { .. }), "{open}: {error}");
     }
     // Chains are deep in the parser too. Just below the limit they must not overflow.
-    for (open, close) in [
-        ("-", ""),
-        ("not ", ""),
-        ("", "+1"),
-        ("", ".a"),
-        ("", "|e"),
-        ("", "~1"),
-        ("1 if 0 else ", ""),
+    for (open, close, n_tokens) in [
+        ("-", "", 1),
+        ("not ", "", 1),
+        ("", "+1", 2),
+        ("", ".a", 2),
+        ("", "|e", 2),
+        ("", "~1", 2),
+        ("1 if 0 else ", "", 4),
     ] {
-        let n_bytes = open.replace(' ', "").len() + close.len();
         let tag = |n: usize| format!("{{{{ {}1{} }}}}", open.repeat(n), close.repeat(n));
-        let error = fails(&tag(4096 / n_bytes + 1));
-        assert!(matches!(error, PromptError::Limit { limit: 4096, .. }), "{open}{close}: {error}");
-        let result = render(&tag(4090 / n_bytes), &user("hello"));
+        let error = fails(&tag(2000 / n_tokens + 1));
+        assert!(matches!(error, PromptError::Limit { limit: 2000, .. }), "{open}{close}: {error}");
+        let result = render(&tag(1990 / n_tokens), &user("hello"));
         assert!(!matches!(result, Err(PromptError::Limit { .. })), "{open}{close}");
     }
     let elifs = |n| format!("{{% if 0 %}}{}{{% endif %}}", "{% elif 0 %}".repeat(n));
     assert!(matches!(fails(&elifs(501)), PromptError::Limit { limit: 500, .. }));
     assert_eq!(render(&elifs(500), &user("hello")).unwrap(), "");
-    let hidden = format!("{{% raw %}}{{{{ ' {{% endraw %}}{{{{ {}1 }}}}", "-".repeat(100_000));
-    assert!(matches!(fails(&hidden), PromptError::Limit { limit: 4096, .. }));
     let long = format!("{{# {0} #}}{{{{ '{0}' }}}}{0}", r"x-\'".repeat(2000));
     assert!(render(&long, &user("hello")).is_ok());
     let deep = "{% set ns = namespace(x=1) %}{% for i in range(500) %}{% set ns.x = [ns.x] %}\
         {% endfor %}{{ ns.x | tojson }}";
     assert!(fails(deep).to_string().contains("nesting"));
+}
+
+/// Chains cannot hide behind text that only the parser takes for the end of a comment or of a raw
+/// block.
+#[test]
+fn chains_are_found_where_the_parser_finds_them() {
+    let chain = format!("{}1 }}}}", "-".repeat(1_000_000));
+    for before in [
+        "{% raw %}{{ ' {% endraw %}{{ ",
+        "{#}{{ ' #}{{ ",
+        "{% raw %}endraw{{ '{% endraw %}{{ ",
+        "{{ '#}' }}{# {% raw %} #}{{ ",
+        "{% raw -%} {% endraw x %}{{ ' {%+ endraw %}{{ ",
+        "{% if '%}' %}{% endif %}{{ ",
+        "{{ {'a': {}} }}{{ ",
+        "{{ '}}' }}\n{%- set x = ",
+    ] {
+        let source = format!("{before}{chain}");
+        let thread = std::thread::Builder::new().stack_size(2 << 20);
+        let error = thread.spawn(move || fails(&source)).unwrap().join().unwrap();
+        assert!(matches!(error, PromptError::Limit { limit: 2000, .. }), "{before}: {error}");
+    }
+    // Many tags are not one long tag.
+    let many = "{{ 1 }}{% if 1 %}{# - #}{% endif %}".repeat(2000);
+    assert_eq!(render(&many, &user("hello")).unwrap(), "1".repeat(2000));
 }
 
 #[test]

@@ -182,7 +182,8 @@ fn hostile_files_are_errors_that_say_why() {
         assert!(message.contains(part), "{message:?} does not say {part:?}");
     };
     says(Tokenizer::from_bytes(b""), "malformed");
-    says(Tokenizer::from_bytes(b"[]"), "malformed");
+    says(Tokenizer::from_bytes(b"[]"), "tokenizer.json is malformed");
+    says(Tokenizer::from_bytes(b"[]"), "download it again");
     says(Tokenizer::from_bytes("[".repeat(100_000).as_bytes()), "malformed");
     says(Tokenizer::from_bytes(b"{\"version\": \"1.0\"}"), "model");
     let nested = format!("{{\"model\": {{}}, \"decoder\": {}", "{\"decoders\":[".repeat(10_000));
@@ -222,6 +223,102 @@ fn hostile_files_are_errors_that_say_why() {
     );
     let missing = Tokenizer::from_file(data("no such file"));
     says(missing, "cannot read");
+}
+
+/// Every step cuts or copies the text again, and each expression takes megabytes when compiled.
+#[test]
+fn steps_and_expressions_are_limited() {
+    let nfc = |n: usize| {
+        let parts = vec![json!({ "type": "NFC" }); n];
+        changed(|f| f["normalizer"] = json!({ "type": "Sequence", "normalizers": parts }))
+    };
+    assert!(nfc(8).is_ok());
+    let error = nfc(9).unwrap_err().to_string();
+    assert!(error.contains("normalizer has more than 8 steps"), "{error}");
+    let split = |expressions: &[String]| {
+        let split = |text: &String| json!({ "type": "Split", "pattern": { "Regex": text }, "behavior": "Isolated" });
+        let mut parts: Vec<Value> = expressions.iter().map(split).collect();
+        parts.push(json!({ "type": "ByteLevel", "use_regex": false }));
+        changed(|f| {
+            f["pre_tokenizer"] = json!({ "type": "Sequence", "pretokenizers": [
+                { "type": "Sequence", "pretokenizers": parts }] });
+        })
+    };
+    let says = |expressions: &[String], part: &str| {
+        let error = split(expressions).unwrap_err().to_string();
+        assert!(error.contains(part) && error.contains("take another"), "{error}");
+    };
+    assert!(split(&vec!["a".to_owned(); 15]).is_ok());
+    says(&vec!["a".to_owned(); 16], "pre-tokenizer has 17 steps, more than the limit of 16");
+    says(&vec!["a".to_owned(); 20_000], "20001 steps");
+    assert!(split(&["a".repeat(4096), "b".repeat(4096)]).is_ok());
+    says(
+        &["a".repeat(4096), "b".repeat(4097)],
+        "8193 bytes of expressions, more than the limit of 8192",
+    );
+    says(&[r"(\w\w\w\w){16}".to_owned()], "compiled, it has more than 2097152 bytes");
+    for text in [
+        r"\w{65}",
+        r"(?=a)\w{65}",
+        r"(\w{2,9}){8,}",
+        r"(?x)a{ 1 , 65 }",
+        r"\\x{65}",
+        r"\x41{65}",
+        r"\p{L}{65}",
+        r"\pL{65}",
+        r"[{]a{65}",
+        r"\w{99999999999999999999}",
+    ] {
+        says(&[text.to_owned()], "and the limit is 64");
+    }
+    assert!(split(&[r"\p{N}{1,3}[\x{200d}\x{1F600}]{21}(?=a)".to_owned()]).is_ok());
+    let text = changed(|f| {
+        let long = json!({ "type": "Split", "pattern": { "String": "!".repeat(4097) },
+            "behavior": "Isolated" });
+        f["pre_tokenizer"]["pretokenizers"][0] = long;
+    });
+    assert!(text.unwrap_err().to_string().contains("8194 bytes of"));
+}
+
+/// The pre-tokenizers with the most steps and the largest expressions.
+#[test]
+fn the_pre_tokenizers_of_real_models_are_within_the_limits() {
+    let v3 = r##"[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"##;
+    let o200k = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+    for expressions in [
+        &[r"\p{N}{1,3}", "[一-龥\u{3040}-ゟ゠-ヿ]+", v3][..],
+        &["[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[一-龥ࠀ-一가-\u{d7ff}]+", r"\p{N}", r"\s+$"],
+        &[o200k],
+    ] {
+        let split = |text: &&str| json!({ "type": "Split", "pattern": { "Regex": text }, "behavior": "Isolated" });
+        let mut parts: Vec<Value> = expressions.iter().map(split).collect();
+        parts.push(json!({ "type": "ByteLevel", "use_regex": false }));
+        let tokenizer = changed(|f| {
+            f["pre_tokenizer"] = json!({ "type": "Sequence", "pretokenizers": parts });
+        });
+        let tokenizer = tokenizer.unwrap();
+        let text = "It's 12345 \r\n人工 e\u{301}  ";
+        assert_eq!(
+            bytes(&tokenizer, &tokenizer.encode_text(text).unwrap()),
+            tokenizer.normalize(text).as_bytes()
+        );
+    }
+}
+
+#[test]
+fn tokens_around_a_text_are_limited() {
+    let around = |n_pieces: usize, n_ids: usize| {
+        let piece = json!({ "SpecialToken": { "id": "a", "type_id": 0 } });
+        changed(|f| {
+            f["post_processor"] = json!({ "type": "TemplateProcessing",
+                "single": vec![piece; n_pieces], "special_tokens": { "a": { "ids": vec![1; n_ids] } } });
+        })
+    };
+    assert_eq!(around(8, 8).unwrap().bos().len(), 64);
+    for (n_pieces, n_ids) in [(5, 13), (65, 1), (1, 65), (1000, 10_000)] {
+        let error = around(n_pieces, n_ids).unwrap_err().to_string();
+        assert!(error.contains("post-processor") && error.contains("more than 64"), "{error}");
+    }
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! Broken and hostile model files, read by a process whose memory is bounded.
 
+mod configs;
 mod loading;
 mod packed;
 

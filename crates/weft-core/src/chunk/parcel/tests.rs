@@ -196,6 +196,25 @@ fn an_export_has_the_rows_at_homes_alone() {
 }
 
 #[test]
+fn an_export_of_several_rows_leaves_no_copies() {
+    let desk = Desk::new();
+    let (tokens, mut store) = (&desk.chunk.tokens, desk.store("store"));
+    for header in [rows(&desk.begin(), tokens), rows(&desk.system_piece(), tokens)] {
+        let n = header.tensor_bytes().unwrap();
+        store.put(&header.key(), &header, &Rows { k: vec![1; n].into(), v: vec![2; n].into() });
+    }
+    let path = desk.folder.path().join("parcel");
+    let homes = desk.homes(&desk.chunk);
+    let signed = SignedRows { store: &mut store, homes: &homes, key: &KEY };
+    let exported = export(&desk.chunk, Some(signed), &path).unwrap();
+    assert_eq!((exported.files, &exported.left_out), (2, &vec![]));
+    let names = fs::read_dir(desk.folder.path()).unwrap().map(|entry| entry.unwrap().file_name());
+    let copies: Vec<_> = names.filter(|name| name.to_string_lossy().ends_with(".rows")).collect();
+    assert!(copies.is_empty(), "{copies:?}");
+    assert_eq!(desk.import(&path, &KEY), (2, vec![]));
+}
+
+#[test]
 fn rows_need_a_signature_of_the_right_key() {
     let desk = Desk::new();
     let path = desk.parcel("parcel", &[rows(&[], &desk.chunk.tokens)]);

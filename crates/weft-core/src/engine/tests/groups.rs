@@ -75,6 +75,7 @@ fn rows_of_a_group_wait_for_its_last_request() {
     drop(group);
     engine.step().unwrap();
     assert_eq!(engine.cache_stats().device.nodes, 0);
+    assert_eq!(engine.cache.n_groups(), 0, "nothing remains of groups that are over");
 }
 
 #[test]
