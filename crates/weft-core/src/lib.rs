@@ -16,6 +16,7 @@ pub mod device;
 pub mod dtype;
 pub mod engine;
 pub mod export;
+mod expressions;
 pub mod files;
 pub mod hub;
 pub mod kv;

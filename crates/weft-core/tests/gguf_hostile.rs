@@ -278,10 +278,9 @@ const NEUTRAL_OF_EXPERTS: [(&str, f32); 6] = [
     ("leading_dense_block_count", 0.0),
 ];
 
-#[test]
-fn keys_that_change_the_result_are_refused_unless_they_are_neutral() {
-    let dense = GgufFile::tiny();
-    let mut sparse = dense.clone();
+/// A file of experts that a GGUF writer would make.
+fn sparse_file() -> GgufFile {
+    let mut sparse = GgufFile::tiny();
     for (key, _) in &mut sparse.keys {
         *key = key.replace("qwen3.", "qwen3moe.");
     }
@@ -290,6 +289,25 @@ fn keys_that_change_the_result_are_refused_unless_they_are_neutral() {
     for (key, value) in experts {
         sparse.set_u32(&format!("qwen3moe.expert_{key}"), value);
     }
+    sparse
+}
+
+/// gguf-py writes it as a truth value.
+#[test]
+fn whether_weights_of_experts_are_normed_may_be_a_truth_value() {
+    let config = |flag| {
+        let mut file = sparse_file();
+        file.set_flag("qwen3moe.expert_weights_norm", flag);
+        Gguf::from_bytes("input", file.bytes()).unwrap().config().map_err(|e| e.to_string())
+    };
+    config(true).unwrap();
+    let refused = config(false).unwrap_err();
+    assert!(refused.contains("`qwen3moe.expert_weights_norm` is 0; weft supports 1"), "{refused}");
+}
+
+#[test]
+fn keys_that_change_the_result_are_refused_unless_they_are_neutral() {
+    let (dense, sparse) = (GgufFile::tiny(), sparse_file());
     let of_sparse = [&NEUTRAL[..], &NEUTRAL_OF_EXPERTS].concat();
     for (file, name, keys) in [(dense, "qwen3", NEUTRAL.to_vec()), (sparse, "qwen3moe", of_sparse)]
     {

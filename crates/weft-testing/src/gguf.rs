@@ -93,6 +93,10 @@ impl GgufFile {
         self.set(key, 6, &value.to_le_bytes());
     }
 
+    pub fn set_flag(&mut self, key: &str, value: bool) {
+        self.set(key, 7, &[u8::from(value)]);
+    }
+
     pub fn set_text(&mut self, key: &str, value: &str) {
         self.set(key, 8, &text(value));
     }

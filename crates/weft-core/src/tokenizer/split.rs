@@ -13,6 +13,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use fancy_regex::{CompileError, Error, Regex, RegexBuilder};
 
 use super::TokenizerError;
+use crate::expressions::check_repeats;
 
 /// GPT-2's expression, and the default of the `ByteLevel` step.
 pub(super) const GPT2: &str =
@@ -24,10 +25,6 @@ const GIVE_BACK: &str = r"|\s+(?!\S)|\s+";
 /// Bytes of a compiled expression that does not look around. Those of real tokenizers take up to
 /// 450 kB.
 const COMPILED_BYTES: usize = 2 << 20;
-
-/// How often an expression may repeat a part by numbers, such as the 3 of `\p{N}{1,3}`. This bounds
-/// the expressions that look around, for which the regex crate ignores [`COMPILED_BYTES`].
-const MAX_REPEATS: usize = 64;
 
 /// The splitting steps of a tokenizer, in order; each cuts the pieces of the one before it.
 #[derive(Debug, Default)]
@@ -89,12 +86,7 @@ impl Step {
                 "its pre-tokenizer's expression {text:?} is refused: {why}; take another model"
             ))
         };
-        let n_repeats = repeats(pattern);
-        if n_repeats > MAX_REPEATS {
-            let why =
-                format!("it repeats a part {n_repeats} times, and the limit is {MAX_REPEATS}");
-            return Err(refused(why));
-        }
+        check_repeats(pattern).map_err(refused)?;
         let compile = |pattern: &str| {
             let regex = RegexBuilder::new(pattern).delegate_size_limit(COMPILED_BYTES).build();
             regex.map_err(|error| refused(reason(&error)))
@@ -173,26 +165,6 @@ fn reason(error: &Error) -> String {
         return format!("compiled, it has more than {limit} bytes");
     }
     error.to_string()
-}
-
-/// How often an expression repeats a part at most: the product of its numbers in braces, since
-/// repetitions may lie in each other.
-fn repeats(pattern: &str) -> usize {
-    let (mut product, mut chars) = (1_usize, pattern.chars());
-    while let Some(char) = chars.next() {
-        let is_named = char == '\\' && chars.next().is_some_and(|c| "xuUpP".contains(c));
-        let is_open = if is_named { chars.as_str().starts_with('{') } else { char == '{' };
-        if !is_open {
-            continue;
-        }
-        let inside = chars.by_ref().take_while(|c| *c != '}').collect::<String>();
-        // The braces of a code point or a class hold no repetitions.
-        let numbers = inside.split(|c: char| !c.is_ascii_digit()).filter(|_| !is_named);
-        let numbers = numbers.filter(|digits| !digits.is_empty());
-        let largest = numbers.map(|digits| digits.parse().unwrap_or(usize::MAX)).max();
-        product = product.saturating_mul(largest.unwrap_or(1).max(1));
-    }
-    product
 }
 
 #[cfg(test)]

@@ -201,7 +201,7 @@ fn an_export_of_several_rows_leaves_no_copies() {
     let (tokens, mut store) = (&desk.chunk.tokens, desk.store("store"));
     for header in [rows(&desk.begin(), tokens), rows(&desk.system_piece(), tokens)] {
         let n = header.tensor_bytes().unwrap();
-        store.put(&header.key(), &header, &Rows { k: vec![1; n].into(), v: vec![2; n].into() });
+        store.put(&header.key(), &header, &HostRows { k: vec![1; n].into(), v: vec![2; n].into() });
     }
     let path = desk.folder.path().join("parcel");
     let homes = desk.homes(&desk.chunk);

@@ -202,7 +202,7 @@ fn refuse_what_no_op_computes(metadata: &Metadata, architecture: &str) -> Result
     };
     for (key, neutral) in NEUTRAL.iter().chain(others) {
         let key = format!("{architecture}.{key}");
-        match metadata.real(&key).map_err(wrong)? {
+        match metadata.real_or_flag(&key).map_err(wrong)? {
             Some(number) if number != *neutral => {
                 return Err(ConfigError::Metadata {
                     key,

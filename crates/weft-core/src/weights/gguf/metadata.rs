@@ -154,6 +154,14 @@ impl Metadata {
         }
     }
 
+    /// A number, or a truth value as 0 or 1.
+    pub(crate) fn real_or_flag(&self, key: &str) -> Result<Option<f64>, Wrong> {
+        match self.values.get(key) {
+            Some(Value::Bool(flag)) => Ok(Some(f64::from(*flag))),
+            _ => self.real(key),
+        }
+    }
+
     /// A truth value.
     pub(crate) fn flag(&self, key: &str) -> Result<Option<bool>, Wrong> {
         match self.values.get(key) {

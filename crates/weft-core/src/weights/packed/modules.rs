@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use fancy_regex::{Regex, RegexBuilder};
 
 use crate::config::{GptqSettings, ModuleGroup, Packing};
+use crate::expressions::check_repeats;
 use crate::weights::WeightsError;
 
 /// Regular expressions of a config.
@@ -167,6 +168,7 @@ impl Compiler<'_> {
             let reason = format!("it has {n} bytes, and the limit is {MAX_TEXT_BYTES}");
             return Err(unusable(text, reason));
         }
+        check_repeats(text).map_err(|reason| unusable(text, reason))?;
         let build = || {
             RegexBuilder::new(&format!(r"\A(?:{text})"))
                 .backtrack_limit(BACKTRACK_LIMIT)
@@ -230,5 +232,9 @@ mod tests {
         let long = format!("re:{}", "a".repeat(5000));
         let error = Patterns::new(&compressed(&[&[&long]], &[])).err().unwrap().to_string();
         assert!(error.contains("5000 bytes") && error.contains("4096"), "{error}");
+        // The look-ahead makes the regex crate ignore its own limit of bytes.
+        let wide = compressed(&[&["re:(?=a)\\w{65}"]], &[]);
+        let error = Patterns::new(&wide).err().unwrap().to_string();
+        assert!(error.contains("65 times") && error.contains("64"), "{error}");
     }
 }
