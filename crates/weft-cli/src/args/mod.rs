@@ -19,7 +19,7 @@ use weft_core::chunk::{Repair, Reuse};
 
 use crate::bench::BenchArgs;
 use crate::progress::Bars;
-use crate::size;
+use crate::size::{self, Seed};
 
 pub(crate) use self::cache::CacheArgs;
 pub(crate) use self::chunk::{
@@ -413,10 +413,11 @@ pub(crate) struct SamplingArgs {
     /// Lower the logits of tokens by X for each time they occur in the answer (0: off)
     #[arg(long, value_name = "X", allow_negative_numbers = true)]
     pub(crate) frequency_penalty: Option<f32>,
-    /// Seed of the sampler: the same seed gives the same answer (default: a new one for each
-    /// answer)
-    #[arg(short, long, value_name = "N")]
-    pub(crate) seed: Option<u64>,
+    /// Seed of the sampler: the same seed gives the same answer (default, and -1: a new one for
+    /// each answer)
+    #[arg(short, long, value_name = "N", allow_negative_numbers = true,
+          value_parser = size::parse_seed)]
+    pub(crate) seed: Option<Seed>,
     /// End the answer before this text; may be given several times
     #[arg(long, value_name = "TEXT")]
     pub(crate) stop: Vec<String>,
