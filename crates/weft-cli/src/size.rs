@@ -44,6 +44,12 @@ pub(crate) fn parse_seed(text: &str) -> Result<Seed, String> {
     text.parse().map(|seed| Seed(Some(seed))).map_err(|_| wrong())
 }
 
+/// Parses how many of the likeliest tokens are sampled from.
+pub(crate) fn parse_top_k(text: &str) -> Result<usize, String> {
+    let wrong = || format!("`{text}` is not a number of tokens; give 1 or more, or 0 for all");
+    text.parse().map_err(|_| wrong())
+}
+
 /// Parses a number of bytes: `64k`, `512m`, `4g`, `1t` (powers of 1024), optionally followed by `b`
 /// or `ib`.
 pub(crate) fn parse_bytes(text: &str) -> Result<u64, String> {

@@ -3,6 +3,7 @@
 
 mod chat;
 mod drafts;
+mod flags;
 mod mistakes;
 mod models;
 
