@@ -123,7 +123,8 @@ fn a_file_that_cut_tokens_of_the_text_gives_no_perplexity_of_a() {
     std::fs::write(&file, "Zq, 77 xylophone; the of of! Nusonix %% ruler blue \u{e4}\n".repeat(9))
         .unwrap();
     let text = ["--text", path(&file), "-c", "64"];
-    let (code, _, stderr) = compare(&[&["weft-tiny"][..], &text, &["--save-base", path(&base)]].concat());
+    let (code, _, stderr) =
+        compare(&[&["weft-tiny"][..], &text, &["--save-base", path(&base)]].concat());
     assert_eq!(code, 0, "{stderr}");
     let of_file = ["--base", path(&base), "weft-tiny"];
     let result = &json(&of_file)["result"];

@@ -87,7 +87,8 @@ fn elsewhere(key: String, file: &[Setting], lookup: Lookup<'_>) -> Option<Elsewh
         return Some(Elsewhere { key, values, place: name });
     }
     let (_, values) = file.iter().find(|(set, _)| *set == key)?;
-    let path = config_file().map_or("config.toml".to_owned(), |(path, _)| path.display().to_string());
+    let path =
+        config_file().map_or("config.toml".to_owned(), |(path, _)| path.display().to_string());
     Some(Elsewhere { values: values.clone(), place: format!("{key} in {path}"), key })
 }
 

@@ -8,7 +8,8 @@ use crate::{home, weft, weft_with};
 fn a_seed_of_minus_one_is_a_new_one() {
     let home = home();
     let run = |seed: &str| {
-        let args = ["run", "-q", "--temp", "3", "-n", "24", "--ignore-eos", "--seed", seed, "hello"];
+        let args =
+            ["run", "-q", "--temp", "3", "-n", "24", "--ignore-eos", "--seed", seed, "hello"];
         let (code, stdout, stderr) = weft(home.path(), &args);
         assert_eq!(code, 0, "{stderr}");
         stdout

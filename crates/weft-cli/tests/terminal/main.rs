@@ -3,6 +3,7 @@
 
 mod chat;
 mod drafts;
+mod embed;
 mod flags;
 mod mistakes;
 mod models;

@@ -125,7 +125,8 @@ impl Report {
             perplexity_a_least,
             perplexity_b,
         } = self.summary;
-        let perplexity_a = perplexity_a.map_or("null".to_owned(), |perplexity| perplexity.to_string());
+        let perplexity_a =
+            perplexity_a.map_or("null".to_owned(), |perplexity| perplexity.to_string());
         let name = |subject: &Option<Subject>| {
             let describe = subject.as_ref().map(Subject::describe).unwrap_or_default();
             format!("\"{}\"", describe.replace('"', "\"\""))
