@@ -7,6 +7,7 @@ mod embed;
 mod flags;
 mod mistakes;
 mod models;
+mod paths;
 
 use std::io::Write;
 use std::path::Path;
