@@ -52,3 +52,21 @@ fn the_bundled_model_can_be_measured_and_need_not_be_pulled() {
     assert!(stderr.contains("is part of the program; there is nothing to download"), "{stderr}");
 }
 
+#[test]
+fn a_quantised_model_may_fill_an_empty_folder_and_no_other() {
+    let home = home();
+    let write = |to: &str, more: &[&str]| {
+        weft(home.path(), &[&["quantize", "weft-tiny", "-o", to][..], more].concat())
+    };
+    fs::create_dir(home.path().join("empty")).unwrap();
+    let (code, _, stderr) = write("empty", &[]);
+    assert_eq!(code, 0, "{stderr}");
+    assert!(write("empty", &[]).2.contains("--force replaces it"));
+    fs::create_dir(home.path().join("other")).unwrap();
+    fs::write(home.path().join("other/notes.txt"), "").unwrap();
+    for more in [&[][..], &["--force"]] {
+        let (code, _, stderr) = write("other", more);
+        assert!(code == 2 && stderr.contains("name another path"), "{stderr}");
+        assert!(!stderr.contains("--force"), "{stderr}");
+    }
+}
