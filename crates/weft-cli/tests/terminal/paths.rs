@@ -53,6 +53,37 @@ fn the_bundled_model_can_be_measured_and_need_not_be_pulled() {
 }
 
 #[test]
+fn a_file_that_does_not_exist_is_a_mistake_in_the_command() {
+    let home = home();
+    weft(home.path(), &["chunk", "add", "nusonix.txt"]);
+    let key = "`weft chunk key team.key` writes one";
+    for (args, says) in [
+        (&["chunk", "import", "no.chunk"][..], "no.chunk: there is no such file"),
+        (&["chunk", "import", "--key", "no.key", "no.chunk"], key),
+        (&["chunk", "export", "--key", "no.key", "nusonix", "to.chunk"], key),
+        (&["chunk", "list", "--remote", "file:///tmp", "--remote-key", "no.key"], key),
+        (&["bench", "compare", "a.json", "b.json"], "a.json"),
+        (&["bench", "plot", "a.json", "--out", "a.svg"], "a.json"),
+        (&["compare", "--base", "no.bin", "weft-tiny"], "no.bin"),
+    ] {
+        let (code, _, stderr) = weft(home.path(), args);
+        assert!(code == 2 && stderr.contains(says), "{args:?}: {code} {stderr}");
+    }
+}
+
+#[test]
+fn a_file_that_exists_is_not_replaced() {
+    let home = home();
+    fs::write(home.path().join("team.key"), "mine").unwrap();
+    weft(home.path(), &["chunk", "add", "nusonix.txt"]);
+    for args in [&["chunk", "key", "team.key"][..], &["chunk", "export", "nusonix", "team.key"]] {
+        let (code, _, stderr) = weft(home.path(), args);
+        assert!(code == 1 && stderr.contains("it exists already, and weft does not"), "{stderr}");
+    }
+    assert_eq!(fs::read(home.path().join("team.key")).unwrap(), b"mine");
+}
+
+#[test]
 fn a_quantised_model_may_fill_an_empty_folder_and_no_other() {
     let home = home();
     let write = |to: &str, more: &[&str]| {
