@@ -84,6 +84,16 @@ fn a_file_that_exists_is_not_replaced() {
 }
 
 #[test]
+fn an_address_of_another_machine_is_refused_with_the_reason() {
+    let home = home();
+    // TEST-NET-1: no machine has it.
+    let args = ["serve", "--host", "192.0.2.1", "--insecure", "--port", "0"];
+    let (code, _, stderr) = weft(home.path(), &args);
+    assert!(code == 1 && stderr.contains("choose another --host"), "{stderr}");
+    assert!(!stderr.contains("--port"), "{stderr}");
+}
+
+#[test]
 fn a_quantised_model_may_fill_an_empty_folder_and_no_other() {
     let home = home();
     let write = |to: &str, more: &[&str]| {
