@@ -130,6 +130,7 @@ fn parse_from(args: Vec<OsString>, file: &[Setting], lookup: Lookup<'_>) -> Resu
     if let (Some(command), Some((_, flags))) = (&mut cli.command, matches.subcommand()) {
         settle(command, flags);
     }
+    warn_of_idle_flags(&matches);
     elsewhere::keep(elsewhere::find(&command, &matches, (file, lookup)));
     Ok(cli)
 }
@@ -202,6 +203,20 @@ fn settle(command: &mut Command, flags: &ArgMatches) {
     // If two switches contradict each other, the one on the command line wins.
     prompt.think &= !by_flag("no_think");
     prompt.no_think &= !by_flag("think");
+}
+
+/// Warns of flags on the command line that do nothing without another.
+fn warn_of_idle_flags(flags: &ArgMatches) {
+    if let Some((_, flags)) = flags.subcommand() {
+        return warn_of_idle_flags(flags);
+    }
+    let is_set = |name: &str| flags.ids().any(|id| id == name);
+    let by_flag =
+        |name: &str| is_set(name) && flags.value_source(name) == Some(ValueSource::CommandLine);
+    let idle = [("remote_key", "--remote-key"), ("remote_unsigned", "--remote-unsigned")];
+    for (_, flag) in idle.into_iter().filter(|(name, _)| by_flag(name) && !is_set("remote")) {
+        terminal::warn(&format!("{flag} does nothing without --remote"));
+    }
 }
 
 /// Adds the value of the environment, or else of the config file, to a flag.

@@ -176,7 +176,7 @@ pub(crate) struct RunArgs {
     pub(crate) sampling: SamplingArgs,
     #[command(flatten)]
     pub(crate) speculate: SpeculateArgs,
-    /// Read the prompt, or a text before it, from a file
+    /// Read the prompt, or a text before it, from a file, or `-` for stdin
     #[arg(short, long, value_name = "FILE")]
     pub(crate) file: Option<PathBuf>,
     /// Continue the prompt as it is, without a chat template

@@ -94,6 +94,38 @@ fn an_address_of_another_machine_is_refused_with_the_reason() {
 }
 
 #[test]
+fn a_minus_is_stdin_for_the_prompts_file_too() {
+    let home = home();
+    let run = |args: &[&str]| {
+        let mut child = Command::new(env!("CARGO_BIN_EXE_weft"))
+            .args(["run", "-q", "--temp", "0", "-n", "4"])
+            .args(args)
+            .env_clear()
+            .env("HOME", home.path())
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let _ = child.stdin.take().unwrap().write_all(b"a text");
+        let output = child.wait_with_output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        output.stdout
+    };
+    assert_eq!(run(&["-f", "-", "sum up"]), run(&["sum up"]));
+}
+
+#[test]
+fn a_key_without_a_store_does_nothing_and_says_so() {
+    let home = home();
+    let (code, _, stderr) = weft(home.path(), &["chunk", "list", "--remote-key", "team.key"]);
+    assert!(code == 0 && stderr.contains("--remote-key does nothing without --remote"), "{stderr}");
+    let args = ["run", "-n", "1", "--remote-unsigned", "hi"];
+    let (code, _, stderr) = weft(home.path(), &args);
+    assert!(code == 0 && stderr.contains("--remote-unsigned does nothing"), "{stderr}");
+}
+
+#[test]
 fn a_quantised_model_may_fill_an_empty_folder_and_no_other() {
     let home = home();
     let write = |to: &str, more: &[&str]| {
