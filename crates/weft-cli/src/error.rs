@@ -1,5 +1,6 @@
 //! Errors of commands, and their exit codes.
 
+use std::io::ErrorKind;
 use std::process::ExitCode;
 
 use thiserror::Error;
@@ -71,7 +72,7 @@ pub(crate) enum CliError {
     /// A file of distributions cannot be used.
     #[error("{file}: {source}")]
     Base { file: String, source: BaseError },
-    #[error("{what}: {source}")]
+    #[error("{what}: {}", io_reason(what, source))]
     Io { what: String, source: std::io::Error },
 }
 
@@ -130,6 +131,8 @@ impl CliError {
     /// Prefixes the error with something that the user named.
     pub(crate) fn about(self, what: &str) -> Self {
         match self {
+            // The machine failed, not the request.
+            Self::Chunk(ChunkError::DiskFull { .. } | ChunkError::File { .. }) => self,
             Self::Chunk(error) => Self::Usage(format!("{what}: {error}")),
             Self::Usage(reason) => Self::Usage(format!("{what}: {reason}")),
             Self::Resident(Refusal { fault: Fault::Request, message }) => {
@@ -155,6 +158,7 @@ impl CliError {
             | Self::Remote(_)
             | Self::Chunk(ChunkError::NotFound { .. } | ChunkError::Unknown { .. })
             | Self::Export(ExportError::Target { .. }) => 2,
+            Self::Io { source, .. } if source.kind() == ErrorKind::NotFound => 2,
             Self::Hub(error) => hub_code(error),
             Self::Model(ModelError::NoFolder { .. })
             | Self::Pull(PullError::RepoNotFound { .. } | PullError::RevisionNotFound { .. }) => 3,
@@ -181,5 +185,49 @@ fn hub_code(error: &HubError) -> u8 {
         | HubError::BadToken { .. } => 2,
         HubError::Io { .. } | HubError::BadIndex { .. } => 1,
         _ => 3,
+    }
+}
+
+/// Why a file could not be read or written, and what to do next.
+fn io_reason(what: &str, error: &std::io::Error) -> String {
+    match error.kind() {
+        ErrorKind::AlreadyExists => {
+            "it exists already, and weft does not replace it; name another file".to_owned()
+        }
+        ErrorKind::StorageFull => "the disk is full; free some space".to_owned(),
+        ErrorKind::NotFound if what.starts_with("--key ") || what.starts_with("--remote-key ") => {
+            "there is no such file; `weft chunk key team.key` writes one".to_owned()
+        }
+        _ => error.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_machine_that_fails_is_no_mistake_in_the_command() {
+        let code = |error: CliError| format!("{:?}", error.exit_code());
+        let (mistake, failure) = (ExitCode::from(2), ExitCode::from(1));
+        let path = || "chunks/ab".to_owned();
+        let full = CliError::from(ChunkError::DiskFull { path: path() }).about("a.txt");
+        let broken = ChunkError::File { path: path(), reason: "input/output error".to_owned() };
+        for error in [full, CliError::from(broken).about("a.txt")] {
+            assert_eq!(code(error), format!("{failure:?}"));
+        }
+        let wrong = CliError::from(ChunkError::NoQuery).about("a.txt");
+        assert_eq!(code(wrong), format!("{mistake:?}"));
+        let of_kind = |kind: ErrorKind| CliError::io("x")(kind.into());
+        assert_eq!(code(of_kind(ErrorKind::NotFound)), format!("{mistake:?}"));
+        assert_eq!(code(of_kind(ErrorKind::StorageFull)), format!("{failure:?}"));
+    }
+
+    #[test]
+    fn errors_of_files_say_what_to_do_next() {
+        let of = |what: &str, kind: ErrorKind| CliError::io(what)(kind.into()).to_string();
+        assert!(of("a", ErrorKind::AlreadyExists).ends_with("name another file"));
+        assert!(of("a", ErrorKind::StorageFull).ends_with("free some space"));
+        assert!(of("--key a", ErrorKind::NotFound).contains("weft chunk key"));
     }
 }

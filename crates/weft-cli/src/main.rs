@@ -34,7 +34,7 @@ fn main() -> ExitCode {
     match std::panic::catch_unwind(|| settings::parse().and_then(run)) {
         Ok(Ok(code)) => code,
         Ok(Err(error)) => {
-            terminal::error(&error.to_string());
+            terminal::error(&settings::with_place(error.to_string()));
             error.exit_code()
         }
         Err(_) => {

@@ -264,7 +264,7 @@ pub(crate) fn not_a_model(word: &str) -> CliError {
 
 /// What to write instead of a name that is not a model.
 pub(crate) fn instead(word: &str) -> String {
-    match nearest(word) {
+    match nearest(word).filter(|near| near != word) {
         Some(near) => format!("did you mean {near}?"),
         None => format!(
             "give a folder, a GGUF file, `org/name` like {SMALL}, or a name from `weft list`."

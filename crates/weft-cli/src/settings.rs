@@ -5,11 +5,12 @@
 //! "32k"`. A flag that may be given several times takes a list in the file. The config file is
 //! `$WEFT_CONFIG`, or `weft/config.toml` in the user's configuration folder.
 
+mod elsewhere;
+
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::path::PathBuf;
 
-use clap::builder::FalseyValueParser;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::parser::ValueSource;
 use clap::{ArgAction, ArgMatches, CommandFactory, FromArgMatches, Parser};
@@ -19,6 +20,8 @@ use crate::commands::sampling;
 use crate::error::CliError;
 use crate::models;
 use crate::terminal;
+
+pub(crate) use self::elsewhere::with_place;
 
 /// Commands that must work with a broken config file: they explain or repair it.
 const WITHOUT_FILE: [&str; 3] = ["config", "help", "completions"];
@@ -40,6 +43,9 @@ pub(crate) fn parse() -> Result<Cli, CliError> {
             .take_while(|arg| *arg != "--")
             .any(|arg| HELP.iter().any(|help| arg == help));
     let file = if is_free { Vec::new() } else { read_file()? };
+    for (set, name) in aliased(std::env::vars_os().map(|(name, _)| name)) {
+        terminal::warn(&format!("{set} is set and has no effect; its name is {name}"));
+    }
     for (set, near) in misspelt(std::env::vars_os().map(|(name, _)| name)) {
         terminal::warn(&format!(
             "{set} is set, but weft has no such variable; did you mean {near}?"
@@ -48,15 +54,37 @@ pub(crate) fn parse() -> Result<Cli, CliError> {
     parse_from(args, &file, &|name| std::env::var_os(name))
 }
 
+/// Variables of a flag's other names, each with the right one.
+fn aliased(names: impl Iterator<Item = OsString>) -> Vec<(String, String)> {
+    let right = |name: String| {
+        let key = name.strip_prefix(PREFIX)?.to_ascii_lowercase().replace('_', "-");
+        let right = variable(&key_of_alias(&key)?);
+        Some((name, right))
+    };
+    names.filter_map(|name| name.into_string().ok()).filter_map(right).collect()
+}
+
+/// The flag that has this other name; none if the name is that of a flag.
+fn key_of_alias(name: &str) -> Option<String> {
+    let keys = keys();
+    let has_it = |arg: &clap::Arg| {
+        let aliases = arg.get_all_aliases().unwrap_or_default();
+        aliases.contains(&name)
+    };
+    let found = keys.iter().find(|(_, args)| args.iter().any(has_it));
+    found.filter(|_| !keys.contains_key(name)).map(|(key, _)| key.clone())
+}
+
 /// Variables that are nearly those of a flag, each with the right one. Others, such as those of
 /// scripts around weft, are none of its business.
 fn misspelt(names: impl Iterator<Item = OsString>) -> Vec<(String, String)> {
     const MOST_MORE_LETTERS: usize = 2;
     let key = |name: &str| Some(name.strip_prefix(PREFIX)?.to_ascii_lowercase().replace('_', "-"));
+    let is_alias = |key: &str| key_of_alias(key).is_some();
     let mut known: Vec<String> = keys().into_keys().collect();
     known.extend(OTHER_VARIABLES.into_iter().filter_map(key));
     let near = |name: String| {
-        let key = key(&name).filter(|key| !known.contains(key))?;
+        let key = key(&name).filter(|key| !known.contains(key) && !is_alias(key))?;
         let near = models::nearest_of(&key, known.iter().cloned())?;
         let is_near = near.len().abs_diff(key.len()) <= MOST_MORE_LETTERS;
         is_near.then(|| (name, variable(&near)))
@@ -93,7 +121,7 @@ fn parse_from(args: Vec<OsString>, file: &[Setting], lookup: Lookup<'_>) -> Resu
     }
     // The last of a repeated flag counts, so that an alias can be overridden.
     let command = layer(command, file, lookup);
-    let matches = command.try_get_matches_from(args);
+    let matches = command.clone().try_get_matches_from(args);
     let matches = matches.or_else(|error| match wrong_setting(&error, file, lookup) {
         Some(reason) => Err(CliError::Usage(reason)),
         None => error.exit(),
@@ -102,6 +130,8 @@ fn parse_from(args: Vec<OsString>, file: &[Setting], lookup: Lookup<'_>) -> Resu
     if let (Some(command), Some((_, flags))) = (&mut cli.command, matches.subcommand()) {
         settle(command, flags);
     }
+    warn_of_idle_flags(&matches);
+    elsewhere::keep(elsewhere::find(&command, &matches, (file, lookup)));
     Ok(cli)
 }
 
@@ -175,13 +205,30 @@ fn settle(command: &mut Command, flags: &ArgMatches) {
     prompt.no_think &= !by_flag("think");
 }
 
+/// Warns of flags on the command line that do nothing without another.
+fn warn_of_idle_flags(flags: &ArgMatches) {
+    if let Some((_, flags)) = flags.subcommand() {
+        return warn_of_idle_flags(flags);
+    }
+    let is_set = |name: &str| flags.ids().any(|id| id == name);
+    let by_flag =
+        |name: &str| is_set(name) && flags.value_source(name) == Some(ValueSource::CommandLine);
+    let idle = [("remote_key", "--remote-key"), ("remote_unsigned", "--remote-unsigned")];
+    for (_, flag) in idle.into_iter().filter(|(name, _)| by_flag(name) && !is_set("remote")) {
+        terminal::warn(&format!("{flag} does nothing without --remote"));
+    }
+}
+
 /// Adds the value of the environment, or else of the config file, to a flag.
 fn layered(arg: clap::Arg, file: &[Setting], lookup: Lookup<'_>) -> clap::Arg {
     let Some(key) = settable(&arg) else { return arg };
     let mut arg = arg;
     if is_switch(&arg) {
-        // For `WEFT_QUIET=1`: any value except 0, no, off or false switches on.
-        arg = arg.value_parser(FalseyValueParser::new());
+        // For `WEFT_QUIET=1`.
+        arg = arg.value_parser(parse_switch);
+    } else if arg.get_long().is_some() && !is_value_optional(&arg) {
+        // So that -1 is a value, and the flag's own error says what it takes.
+        arg = arg.allow_negative_numbers(true);
     }
     let in_file = || {
         let (_, values) = file.iter().find(|(name, _)| *name == key)?;
@@ -200,6 +247,15 @@ fn layered(arg: clap::Arg, file: &[Setting], lookup: Lookup<'_>) -> clap::Arg {
 
 fn is_switch(arg: &clap::Arg) -> bool {
     matches!(arg.get_action(), ArgAction::SetTrue)
+}
+
+/// What switches a flag on or off in the environment and in a file.
+fn parse_switch(word: &str) -> Result<bool, String> {
+    match word.to_ascii_lowercase().as_str() {
+        "true" | "1" | "yes" | "on" => Ok(true),
+        "false" | "0" | "no" | "off" => Ok(false),
+        _ => Err(format!("{word:?} is not true or false")),
+    }
 }
 
 /// Whether a flag may stand without its value.
@@ -273,7 +329,8 @@ pub(crate) fn known_keys() -> impl Iterator<Item = String> {
 
 /// Describes a key that is not a flag, with the nearest one.
 fn unknown(key: &str) -> String {
-    let next = match models::nearest_of(key, keys().into_keys()) {
+    let near = || models::nearest_of(key, keys().into_keys());
+    let next = match key_of_alias(key).or_else(near) {
         Some(near) => format!("did you mean `{near}`?"),
         None if OF_ONE_CALL.contains(&key) => "give it on the command line".to_owned(),
         None => "`weft help ask` and `weft help serve` list the flags".to_owned(),
@@ -309,8 +366,7 @@ pub(crate) fn check(key: &str, values: &[String]) -> Result<(), CliError> {
 /// Whether a flag takes a value.
 fn accepts(arg: &clap::Arg, value: &str) -> Result<(), String> {
     if is_switch(arg) {
-        let is_known = ["true", "false", "1", "0", "yes", "no", "on", "off"].contains(&value);
-        return if is_known { Ok(()) } else { Err(format!("{value:?} is not true or false")) };
+        return parse_switch(value).map(drop);
     }
     let mut alone = clap::Arg::new("value")
         .long("value")

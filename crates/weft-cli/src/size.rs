@@ -31,6 +31,25 @@ pub(crate) fn parse_limit(text: &str) -> Result<usize, String> {
     if text == "-1" { Ok(NO_LIMIT) } else { parse_count(text) }
 }
 
+/// A seed of the sampler; `None` is a new one for each answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Seed(pub(crate) Option<u64>);
+
+/// Parses a seed, or -1 for a new one, as llama.cpp and Ollama read it.
+pub(crate) fn parse_seed(text: &str) -> Result<Seed, String> {
+    if text == "-1" {
+        return Ok(Seed(None));
+    }
+    let wrong = || format!("`{text}` is not a seed; give 0 to {}, or -1 for a new one", u64::MAX);
+    text.parse().map(|seed| Seed(Some(seed))).map_err(|_| wrong())
+}
+
+/// Parses how many of the likeliest tokens are sampled from.
+pub(crate) fn parse_top_k(text: &str) -> Result<usize, String> {
+    let wrong = || format!("`{text}` is not a number of tokens; give 1 or more, or 0 for all");
+    text.parse().map_err(|_| wrong())
+}
+
 /// Parses a number of bytes: `64k`, `512m`, `4g`, `1t` (powers of 1024), optionally followed by `b`
 /// or `ib`.
 pub(crate) fn parse_bytes(text: &str) -> Result<u64, String> {

@@ -432,7 +432,7 @@ fn what_makes_no_sense_is_refused() {
     refused(&["--shape", "small.json", "-d", "500"], 2, "512");
     refused(&["-r", "3", "ops"], 2, "ops");
     refused(&["compare", "odd.json", "odd.json"], 2, "format 7");
-    refused(&["compare", "absent.json", "odd.json"], 1, "absent.json");
+    refused(&["compare", "absent.json", "odd.json"], 2, "absent.json");
     refused(&["plot", "odd.json"], 2, "--out");
     refused(&["--device", "cuda"], 5, "CUDA");
     refused(&["-m", "/no/such/folder"], 3, "/no/such/folder");

@@ -116,6 +116,35 @@ fn a_file_of_distributions_stands_for_the_model() {
     assert_eq!((&fewer["windows"], &fewer["result"]["tokens"]), (&2.into(), &126.into()));
 }
 
+#[test]
+fn a_file_that_cut_tokens_of_the_text_gives_no_perplexity_of_a() {
+    let folder = tempfile::tempdir().unwrap();
+    let [file, base] = ["text.txt", "base"].map(|name| folder.path().join(name));
+    std::fs::write(&file, "Zq, 77 xylophone; the of of! Nusonix %% ruler blue \u{e4}\n".repeat(9))
+        .unwrap();
+    let text = ["--text", path(&file), "-c", "64"];
+    let (code, _, stderr) =
+        compare(&[&["weft-tiny"][..], &text, &["--save-base", path(&base)]].concat());
+    assert_eq!(code, 0, "{stderr}");
+    let of_file = ["--base", path(&base), "weft-tiny"];
+    let result = &json(&of_file)["result"];
+    let (n_cut, tokens) = (result["n_cut_a"].as_u64().unwrap(), result["tokens"].as_u64().unwrap());
+    assert!(n_cut > 0 && n_cut < tokens, "{result}");
+    assert!(result["perplexity_a"].is_null(), "{result}");
+    let (least, b) = (result["perplexity_a_least"].as_f64(), result["perplexity_b"].as_f64());
+    assert!(least < b, "{result}");
+    let (_, table, _) = compare(&of_file);
+    let says = format!("({n_cut} of {tokens} tokens are below e^-16, which the file cannot hold)");
+    assert!(table.contains("; A at least ") && table.contains(&says), "{table}");
+    assert!(!table.lines().last().unwrap().contains("(+"), "{table}");
+    let (_, csv, _) = compare(&[&of_file[..], &["-o", "csv"]].concat());
+    assert!(csv.contains("perplexity_a_least") && csv.contains(",null,"), "{csv}");
+    // The model itself gives both.
+    let direct = json(&[&["weft-tiny", "weft-tiny"][..], &text].concat());
+    assert_eq!(direct["result"]["n_cut_a"], 0);
+    assert_eq!(direct["result"]["perplexity_a"], direct["result"]["perplexity_b"]);
+}
+
 /// The file was written by `llama-perplexity -m BF16.gguf -f text.txt --kl-divergence-base
 /// llama.base -c 24 -b 24 --chunks 2`, with the bundled model as `tools/quality.py` writes it and
 /// its first held-out documents.

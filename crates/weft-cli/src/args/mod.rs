@@ -19,7 +19,7 @@ use weft_core::chunk::{Repair, Reuse};
 
 use crate::bench::BenchArgs;
 use crate::progress::Bars;
-use crate::size;
+use crate::size::{self, Seed};
 
 pub(crate) use self::cache::CacheArgs;
 pub(crate) use self::chunk::{
@@ -176,7 +176,7 @@ pub(crate) struct RunArgs {
     pub(crate) sampling: SamplingArgs,
     #[command(flatten)]
     pub(crate) speculate: SpeculateArgs,
-    /// Read the prompt, or a text before it, from a file
+    /// Read the prompt, or a text before it, from a file, or `-` for stdin
     #[arg(short, long, value_name = "FILE")]
     pub(crate) file: Option<PathBuf>,
     /// Continue the prompt as it is, without a chat template
@@ -388,15 +388,14 @@ impl PromptArgs {
 #[derive(Args, Default)]
 pub(crate) struct SamplingArgs {
     /// Maximum number of tokens to generate (default, and -1: as many as the context holds)
-    #[arg(short = 'n', long, value_name = "TOKENS", allow_negative_numbers = true,
-          value_parser = size::parse_limit)]
+    #[arg(short = 'n', long, value_name = "TOKENS", value_parser = size::parse_limit)]
     pub(crate) max_tokens: Option<usize>,
     /// Sampling temperature; 0 always takes the most likely token (default of this and the next six
     /// flags: the model's own)
     #[arg(long, visible_alias = "temp", value_name = "T")]
     pub(crate) temperature: Option<f32>,
     /// Sample from the K most likely tokens (0: from all)
-    #[arg(long, value_name = "K")]
+    #[arg(long, value_name = "K", value_parser = size::parse_top_k)]
     pub(crate) top_k: Option<usize>,
     /// Sample from the most likely tokens with this total probability
     #[arg(long, value_name = "P")]
@@ -408,15 +407,15 @@ pub(crate) struct SamplingArgs {
     #[arg(long, visible_alias = "repeat-penalty", value_name = "X")]
     pub(crate) repetition_penalty: Option<f32>,
     /// Lower the logits of tokens in the answer by X (0: off)
-    #[arg(long, value_name = "X", allow_negative_numbers = true)]
+    #[arg(long, value_name = "X")]
     pub(crate) presence_penalty: Option<f32>,
     /// Lower the logits of tokens by X for each time they occur in the answer (0: off)
-    #[arg(long, value_name = "X", allow_negative_numbers = true)]
+    #[arg(long, value_name = "X")]
     pub(crate) frequency_penalty: Option<f32>,
-    /// Seed of the sampler: the same seed gives the same answer (default: a new one for each
-    /// answer)
-    #[arg(short, long, value_name = "N")]
-    pub(crate) seed: Option<u64>,
+    /// Seed of the sampler: the same seed gives the same answer (default, and -1: a new one for
+    /// each answer)
+    #[arg(short, long, value_name = "N", value_parser = size::parse_seed)]
+    pub(crate) seed: Option<Seed>,
     /// End the answer before this text; may be given several times
     #[arg(long, value_name = "TEXT")]
     pub(crate) stop: Vec<String>,

@@ -46,5 +46,6 @@ pub(super) fn print_report(
         Format::Table => table(report),
         Format::Json | Format::Csv => json.clone(),
     })?;
-    args.save.as_deref().map_or(Ok(()), |path| file::write_whole(path, &json))
+    let is_printed = args.output != Format::Table;
+    args.save.as_deref().map_or(Ok(()), |path| file::save(path, &json, is_printed))
 }

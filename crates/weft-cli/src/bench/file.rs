@@ -5,6 +5,7 @@ use std::path::Path;
 
 use weft_core::files::NewFile;
 
+use crate::answer::print;
 use crate::error::CliError;
 
 /// Indented JSON with each list of numbers on one line: hundreds of samples, one per line, would
@@ -24,6 +25,30 @@ pub(crate) fn lists_on_one_line(json: &str) -> String {
         in_list = number;
     }
     text + "\n"
+}
+
+/// Refuses a file that cannot be written, before anything is measured for it.
+pub(crate) fn check_target(flag: &str, path: &Path) -> Result<(), CliError> {
+    let folder = path.parent().filter(|folder| *folder != Path::new(""));
+    let reason = match folder {
+        _ if path.is_dir() => "it is a folder; name a file in it".to_owned(),
+        Some(folder) if !folder.is_dir() => {
+            format!("{} is not a folder; make it first, or name another", folder.display())
+        }
+        _ => return Ok(()),
+    };
+    Err(CliError::Usage(format!("{flag} {}: {reason}", path.display())))
+}
+
+/// Writes the results of a run. If that fails, they go to stdout, so that nothing measured is lost;
+/// `is_printed` says that they are there already.
+pub(crate) fn save(path: &Path, json: &str, is_printed: bool) -> Result<(), CliError> {
+    write_whole(path, json).inspect_err(|_| {
+        if !is_printed {
+            // The error of the file matters more than one of stdout.
+            let _ = print(json);
+        }
+    })
 }
 
 /// Writes a file so that no reader sees a part of it.

@@ -75,6 +75,8 @@ fn tests(mut args: TestArgs) -> Result<ExitCode, CliError> {
             "nothing to measure: both -p and -n are 0; raise one".to_owned(),
         ));
     }
+    let timeline = args.timeline.as_deref();
+    timeline.map_or(Ok(()), |path| file::check_target("--timeline", path))?;
     let subject = Subject::find(&args.subject)?;
     let prompt = args.n_prompt.last().copied().unwrap_or(0);
     let rows = args.grid.rows(args.n_gen, prompt);
@@ -245,7 +247,7 @@ fn print_report(
         Format::Csv => table::csv(report),
     })?;
     if let Some(path) = &args.save {
-        report.save(path)?;
+        file::save(path, &report.to_json(), args.output == Format::Json)?;
     }
     for note in check::notes(report) {
         terminal::note(args.quiet, &note);

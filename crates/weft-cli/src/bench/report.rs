@@ -7,7 +7,7 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
-use super::file::{lists_on_one_line, write_whole};
+use super::file::lists_on_one_line;
 use super::logits::Logits;
 use super::machine::Machine;
 use super::stats::Spread;
@@ -154,10 +154,6 @@ impl Report {
     }
 
     /// Writes the file atomically.
-    pub(crate) fn save(&self, path: &Path) -> Result<(), CliError> {
-        write_whole(path, &self.to_json())
-    }
-
     pub(crate) fn read(path: &Path) -> Result<Self, CliError> {
         let name = path.display();
         let text = std::fs::read_to_string(path).map_err(CliError::io(name.to_string()))?;
@@ -245,7 +241,7 @@ pub(crate) mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("run.json");
         let saved = report(&[(0, 1, 10.0, "ab"), (1024, 4, 30.0, "cd")]);
-        saved.save(&path).unwrap();
+        super::super::file::save(&path, &saved.to_json(), false).unwrap();
         assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1, "nothing is left beside");
         let read = Report::read(&path).unwrap();
         assert_eq!(read.rows.len(), 2);

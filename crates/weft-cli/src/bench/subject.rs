@@ -20,6 +20,7 @@ use weft_core::weights::{Forms, Gguf, Quantised, RandomWeights, Safetensors, Wei
 use weft_cpu::{CpuDevice, Isa, Options};
 
 use super::args::{Mix, ShapeArgs, SubjectArgs};
+use super::file;
 use crate::args::Kernels;
 use crate::error::CliError;
 use crate::load;
@@ -60,7 +61,9 @@ impl ShapeArgs {
 impl Subject {
     /// The model that the flags name.
     pub(crate) fn find(args: &SubjectArgs) -> Result<Self, CliError> {
+        args.save.as_deref().map_or(Ok(()), |path| file::check_target("--save", path))?;
         let subject = match (&args.random.shape, &args.model) {
+            (None, Some(model)) if models::is_bundled(Some(model)) => Self::bundled()?,
             (None, Some(model)) => Self::from_model(&models::resolve(model, args.quiet))?,
             _ => Self::of_shape(&args.random)?,
         };
@@ -94,6 +97,13 @@ impl Subject {
         };
         let name = name.trim_end_matches('/').rsplit('/').next().unwrap_or(name).to_owned();
         Ok(Self { name, source: "files".to_owned(), config, weights })
+    }
+
+    /// The model that is part of the program.
+    fn bundled() -> Result<Self, CliError> {
+        let Model { config, weights, .. } = weft::bundled_model()?;
+        let (name, source) = (models::BUNDLED.to_owned(), "bundled".to_owned());
+        Ok(Self { name, source, config, weights })
     }
 
     /// Random weights.

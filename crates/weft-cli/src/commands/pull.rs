@@ -9,8 +9,14 @@ use crate::args::PullArgs;
 use crate::error::CliError;
 use crate::models;
 use crate::progress::Bars;
+use crate::terminal;
 
 pub(crate) fn run(args: &PullArgs) -> Result<ExitCode, CliError> {
+    if models::is_bundled(Some(&args.name)) {
+        let text = format!("{:?} is part of the program; there is nothing to download", args.name);
+        terminal::note(args.quiet, &text);
+        return Ok(ExitCode::SUCCESS);
+    }
     let name = models::resolve(&args.name, args.quiet);
     models::check_form(&name)?;
     let reference = ModelRef::parse(&name)?;

@@ -82,12 +82,17 @@ fn looks_like_model(word: &str) -> bool {
 /// The prompt's text: the content of a file or a pipe, a blank line, the text on the command line.
 fn prompt(words: &[String], args: &RunArgs) -> Result<Option<String>, CliError> {
     let mut parts = Vec::new();
-    if let Some(path) = &args.file {
+    let is_stdin = args.file.as_deref() == Some(Path::new("-"));
+    if is_stdin {
+        parts.push(read_stdin()?);
+    } else if let Some(path) = &args.file {
         parts.push(read_file(path)?);
     }
     let text = words.join(" ");
     let has_prompt = !text.trim().is_empty() || !parts.is_empty();
-    if has_prompt && input::is_list_of_a_loop() {
+    if is_stdin {
+        // It has been read.
+    } else if has_prompt && input::is_list_of_a_loop() {
         terminal::note(args.model.quiet, input::LEFT_TO_LOOP);
     } else if !stdin().is_terminal() {
         parts.push(read_stdin()?);

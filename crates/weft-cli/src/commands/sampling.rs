@@ -23,7 +23,7 @@ pub(crate) fn overrides(args: &SamplingArgs) -> Overrides {
         presence_penalty: args.presence_penalty,
         frequency_penalty: args.frequency_penalty,
         max_tokens: args.max_tokens.filter(|limit| *limit != size::NO_LIMIT),
-        seed: args.seed,
+        seed: args.seed.and_then(|seed| seed.0),
         stop: args.stop.clone(),
         ignore_eos: args.ignore_eos,
     }

@@ -202,6 +202,33 @@ fn a_misspelt_variable_is_noticed_and_those_of_others_are_not() {
 }
 
 #[test]
+fn a_variable_of_another_name_of_a_flag_is_noticed() {
+    let of = |name: &str| aliased(std::iter::once(OsString::from(name))).pop();
+    let right = |name: &str| of(name).map(|(_, right)| right);
+    assert_eq!(right("WEFT_TEMP").as_deref(), Some("WEFT_TEMPERATURE"));
+    assert_eq!(right("WEFT_MAX_MODEL_LEN").as_deref(), Some("WEFT_CTX_SIZE"));
+    for other in ["WEFT_CONTEXT", "WEFT_TEMPERATURE", "WEFT_URL", "TEMP"] {
+        assert_eq!(right(other), None, "{other}");
+    }
+    assert!(refused("temp = 1").contains("did you mean `temperature`?"));
+}
+
+#[test]
+fn a_switch_takes_true_and_false_only() {
+    let is_json = |word: &'static str| {
+        let lookup = move |name: &str| (name == "WEFT_JSON").then(|| word.into());
+        let args = ["weft", "list"].map(OsString::from).to_vec();
+        let cli = parse_from(args, &[], &lookup).map_err(|error| error.to_string())?;
+        let Some(Command::List(list)) = cli.command else { panic!("not `list`") };
+        Ok::<bool, String>(list.json)
+    };
+    assert_eq!(["1", "Yes", "on", "true"].map(is_json), [const { Ok(true) }; 4]);
+    assert_eq!(["0", "no", "OFF", "false"].map(is_json), [const { Ok(false) }; 4]);
+    let error = is_json("maybe").unwrap_err();
+    assert!(error.starts_with("WEFT_JSON: ") && error.contains("not true or false"), "{error}");
+}
+
+#[test]
 fn a_switch_on_the_command_line_wins_over_its_opposite_elsewhere() {
     let thinking = |flag: Option<&str>, file: &str| {
         let args = ["weft", "run"].into_iter().chain(flag).chain(["hi"]).map(OsString::from);

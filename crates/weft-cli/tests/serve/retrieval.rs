@@ -130,7 +130,7 @@ fn the_command_prints_what_the_server_returns() {
     assert_eq!(printed(&stdout)[0].as_array().unwrap().len(), 3);
     for (args, reason) in [
         (&[][..], "no text to embed"),
-        (&["a", ""], "text 1 is empty"),
+        (&["a", ""], "text 2 is empty"),
         (&["--dimensions", "257", "a"], "256 values"),
     ] {
         let (code, stdout, stderr) = command(args, "");

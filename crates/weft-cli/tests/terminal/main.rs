@@ -3,8 +3,11 @@
 
 mod chat;
 mod drafts;
+mod embed;
+mod flags;
 mod mistakes;
 mod models;
+mod paths;
 
 use std::io::Write;
 use std::path::Path;

@@ -19,6 +19,8 @@ const MAGIC: &[u8; 8] = b"_logits_";
 const HEADER_BYTES: u64 = 20;
 /// Log-probabilities are stored down to this far below the largest, and count above its negative.
 const DEPTH: f32 = 16.0;
+/// A row's range is rounded by less than this.
+const CUT_MARGIN: f32 = 1e-4;
 
 /// Why a file of distributions cannot be used.
 #[derive(Debug, Error)]
@@ -166,7 +168,10 @@ impl<R: Read> BaseReader<R> {
         let log_p =
             |word: &[u8; 2]| f64::from(scale * f32::from(u16::from_le_bytes(*word)) + smallest);
         let log_p = words[4..4 + self.header.vocab].iter().map(log_p).collect();
-        Ok(Distribution { log_p, floor: f64::from(-DEPTH) })
+        // Of a row that spans the whole depth, the lowest may have been lower.
+        let is_cut = scale * f32::from(u16::MAX) > DEPTH - CUT_MARGIN;
+        let cut = if is_cut { f64::from(smallest) } else { f64::NEG_INFINITY };
+        Ok(Distribution { log_p, floor: f64::from(-DEPTH), cut })
     }
 }
 
@@ -278,6 +283,26 @@ mod tests {
         let far = Distribution::of_logits(&[0.0, -1.0, -1e6]);
         assert!(base.divergence(&far).abs() < 1e-3);
         assert!(matches!(reader.read(), Err(BaseError::Io(_))));
+    }
+
+    #[test]
+    fn perplexity_is_unknown_if_a_scored_token_was_cut() {
+        let summary = |row: [f32; 3], token| {
+            let base = open(&file([row; 2])).unwrap().read().unwrap();
+            let mut comparison = super::super::Comparison::default();
+            comparison.add(token, &base, &Distribution::of_logits(&row)).unwrap();
+            comparison.summary()
+        };
+        let cut = summary([0.0, -1.0, -40.0], 2);
+        assert_eq!((cut.n_cut_a, cut.perplexity_a), (1, None));
+        assert!(cut.perplexity_a_least < cut.perplexity_b);
+        // Another token of that row, and the lowest of a row that fits.
+        for (row, token) in [([0.0, -1.0, -40.0], 1), ([0.0, -1.0, -15.9], 2)] {
+            let whole = summary(row, token);
+            assert_eq!(whole.n_cut_a, 0);
+            let ratio = whole.perplexity_a.unwrap() / whole.perplexity_b;
+            assert!((ratio - 1.0).abs() < 1e-3, "{ratio}");
+        }
     }
 
     #[test]

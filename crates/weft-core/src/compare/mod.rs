@@ -25,12 +25,15 @@ pub struct Distribution {
     log_p: Vec<f64>,
     /// Tokens with this log-probability or less add nothing to a divergence.
     floor: f64,
+    /// Tokens with this log-probability may have any lower one: the file holds none below it.
+    cut: f64,
 }
 
 impl Distribution {
     /// The distribution that a model's logits stand for.
     pub fn of_logits(logits: &[f32]) -> Self {
-        Self { log_p: log_softmax(logits), floor: f64::NEG_INFINITY }
+        let (floor, cut) = (f64::NEG_INFINITY, f64::NEG_INFINITY);
+        Self { log_p: log_softmax(logits), floor, cut }
     }
 
     /// Kullback-Leibler divergence of `other` from this distribution, in nats.
@@ -63,6 +66,7 @@ pub(crate) fn log_softmax(logits: &[f32]) -> Vec<f64> {
 pub struct Comparison {
     divergences: Vec<f64>,
     same_top: usize,
+    n_cut_a: usize,
     /// Sums of the negative log-probabilities of the text's tokens.
     nll_a: f64,
     nll_b: f64,
@@ -85,8 +89,13 @@ pub struct Summary {
     pub kl_max: f64,
     /// Share of tokens for which both models hold the same token most likely.
     pub same_top: f64,
-    /// Perplexity of A on the text.
-    pub perplexity_a: f64,
+    /// Tokens that are less likely for A than its file can hold; 0 if a model gave A's
+    /// distributions.
+    pub n_cut_a: usize,
+    /// Perplexity of A on the text; unknown if tokens were cut.
+    pub perplexity_a: Option<f64>,
+    /// It is at least this: the same, with cut tokens as likely as the file says.
+    pub perplexity_a_least: f64,
     /// Perplexity of B.
     pub perplexity_b: f64,
 }
@@ -112,6 +121,7 @@ impl Comparison {
         }
         self.divergences.push(divergence);
         self.same_top += usize::from(a.top() == b.top());
+        self.n_cut_a += usize::from(of_a <= a.cut);
         self.nll_a -= of_a;
         self.nll_b -= of_b;
         Ok(())
@@ -128,6 +138,7 @@ impl Comparison {
         let mut sorted = self.divergences.clone();
         sorted.sort_by(f64::total_cmp);
         let mean = self.mean();
+        let perplexity_a_least = (self.nll_a / n).exp();
         let variance = sorted.iter().map(|kl| (kl - mean).powi(2)).sum::<f64>() / n;
         Summary {
             tokens: sorted.len(),
@@ -137,7 +148,9 @@ impl Comparison {
             kl_p99: percentile(&sorted, 0.99),
             kl_max: percentile(&sorted, 1.0),
             same_top: self.same_top as f64 / n,
-            perplexity_a: (self.nll_a / n).exp(),
+            n_cut_a: self.n_cut_a,
+            perplexity_a: (self.n_cut_a == 0).then_some(perplexity_a_least),
+            perplexity_a_least,
             perplexity_b: (self.nll_b / n).exp(),
         }
     }
@@ -175,7 +188,7 @@ mod tests {
         near(summary.kl_p99, ln2 / 4.0 * 0.99);
         near(summary.kl_error, ln2 / 8.0);
         near(summary.same_top, 0.5);
-        near(summary.perplexity_a, 8f64.sqrt());
+        near(summary.perplexity_a.unwrap(), 8f64.sqrt());
         near(summary.perplexity_b, 4.0);
     }
 

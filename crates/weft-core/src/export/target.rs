@@ -49,15 +49,7 @@ impl Target {
             if from.and_then(|from| fs::canonicalize(from).ok()).as_ref() == Some(&found) {
                 return Err(refuse("it is the model that is read; name another path".to_owned()));
             }
-            if !force {
-                return Err(refuse("it exists already; --force replaces it".to_owned()));
-            }
-            let is_replaceable =
-                if form.is_gguf() { found.is_file() } else { is_model_folder(&found) };
-            if !is_replaceable {
-                let what = if form.is_gguf() { "a file" } else { "a folder with a model only" };
-                return Err(refuse(format!("it is not {what}, so weft does not replace it")));
-            }
+            check_replaceable(&found, form, force).map_err(refuse)?;
         }
         let (temporary, replaced) = (beside(to, "tmp"), beside(to, "old"));
         Ok(Self { to: to.to_owned(), temporary, replaced })
@@ -102,6 +94,26 @@ impl Drop for Target {
             false => fs::remove_file(&self.temporary),
         };
     }
+}
+
+/// Checks that what is found at a path may be replaced. An empty folder always may.
+fn check_replaceable(found: &Path, form: ExportForm, force: bool) -> Result<(), String> {
+    if !form.is_gguf() && is_empty_folder(found) {
+        return Ok(());
+    }
+    let is_replaceable = if form.is_gguf() { found.is_file() } else { is_model_folder(found) };
+    match (is_replaceable, force) {
+        (true, true) => Ok(()),
+        (true, false) => Err("it exists already; --force replaces it".to_owned()),
+        (false, _) => {
+            let what = if form.is_gguf() { "a file" } else { "a folder with a model only" };
+            Err(format!("it is not {what}, so weft does not replace it; name another path"))
+        }
+    }
+}
+
+fn is_empty_folder(folder: &Path) -> bool {
+    fs::read_dir(folder).is_ok_and(|mut entries| entries.next().is_none())
 }
 
 /// Whether a folder holds a model and nothing that could be missed: no other folders.

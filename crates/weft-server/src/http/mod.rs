@@ -14,6 +14,7 @@ mod resident;
 mod tests;
 mod write_limit;
 
+use std::io::ErrorKind;
 use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
 use std::time::Duration;
@@ -72,7 +73,7 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 #[derive(Debug, Error)]
 pub enum ServeError {
     /// The server cannot listen on the address.
-    #[error("cannot listen on {address}: {source}; choose another --port, or stop what uses it")]
+    #[error("cannot listen on {address}: {source}; {}", other_address(source))]
     Bind {
         /// The address.
         address: SocketAddr,
@@ -107,6 +108,17 @@ pub struct Server {
     listener: TcpListener,
     options: Options,
     log: Arc<dyn Fn(&str) + Send + Sync>,
+}
+
+/// What to do if the system refuses an address.
+fn other_address(refusal: &std::io::Error) -> &'static str {
+    match refusal.kind() {
+        ErrorKind::AddrNotAvailable => {
+            "no interface of this machine has that address; choose another --host"
+        }
+        ErrorKind::PermissionDenied => "ports below 1024 need root; choose a --port from 1024",
+        _ => "choose another --port, or stop what uses it",
+    }
 }
 
 impl Server {

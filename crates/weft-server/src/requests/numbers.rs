@@ -82,9 +82,20 @@ impl Limit {
 /// A token's id. Whether the model has it is checked later.
 pub(crate) type TokenId = Bounded<0, { u32::MAX as i64 }>;
 
-/// A 64-bit seed. A negative number is reinterpreted by its bits: clients send both kinds.
+/// A 64-bit seed. Another negative number than -1 is reinterpreted by its bits: clients send both
+/// kinds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Seed(pub(crate) u64);
+pub(crate) enum Seed {
+    Fixed(u64),
+    /// -1, which llama.cpp, Ollama and vLLM read as no seed, and many clients send by default.
+    Random,
+}
+
+impl From<i64> for Seed {
+    fn from(number: i64) -> Self {
+        if number == -1 { Self::Random } else { Self::Fixed(number.cast_unsigned()) }
+    }
+}
 
 impl<'de> Deserialize<'de> for Seed {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
@@ -98,11 +109,11 @@ impl<'de> Deserialize<'de> for Seed {
             }
 
             fn visit_i64<E: de::Error>(self, number: i64) -> Result<Seed, E> {
-                Ok(Seed(number.cast_unsigned()))
+                Ok(number.into())
             }
 
             fn visit_u64<E: de::Error>(self, number: u64) -> Result<Seed, E> {
-                Ok(Seed(number))
+                Ok(Seed::Fixed(number))
             }
 
             fn visit_f64<E: de::Error>(self, number: f64) -> Result<Seed, E> {
@@ -110,7 +121,7 @@ impl<'de> Deserialize<'de> for Seed {
                 if !is_whole {
                     return Err(E::invalid_value(de::Unexpected::Float(number), &self));
                 }
-                Ok(Seed((number as i64).cast_unsigned()))
+                Ok((number as i64).into())
             }
         }
 
@@ -151,9 +162,10 @@ mod tests {
 
     #[test]
     fn seeds_have_64_bits() {
-        assert_eq!(read("18446744073709551615"), Ok(Seed(u64::MAX)));
-        assert_eq!(read("-1"), Ok(Seed(u64::MAX)));
-        assert_eq!(read("7.0"), Ok(Seed(7)));
+        assert_eq!(read("18446744073709551615"), Ok(Seed::Fixed(u64::MAX)));
+        assert_eq!(read("-2"), Ok(Seed::Fixed(u64::MAX - 1)));
+        assert_eq!(read("7.0"), Ok(Seed::Fixed(7)));
+        assert_eq!((read("-1"), read("-1.0")), (Ok(Seed::Random), Ok(Seed::Random)));
         for bad in ["1.5", "\"1\"", "18446744073709551616"] {
             assert!(read::<Seed>(bad).is_err(), "{bad}");
         }

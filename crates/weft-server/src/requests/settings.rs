@@ -258,7 +258,10 @@ impl Settings {
         set(&mut sampling.presence_penalty, self.presence_penalty);
         set(&mut sampling.frequency_penalty, self.frequency_penalty);
         sampling.top_k = self.top_k.map_or(sampling.top_k, Bounded::count);
-        sampling.seed = self.seed.map_or_else(random_seed, |seed| seed.0);
+        sampling.seed = match self.seed {
+            Some(Seed::Fixed(seed)) => seed,
+            Some(Seed::Random) | None => random_seed(),
+        };
     }
 
     fn set_ends(&self, sampling: &mut Sampling) {
@@ -349,6 +352,17 @@ mod tests {
         assert_eq!(top_p(json!({"top_p": 0.5})), 0.5);
         let smallest = top_p(json!({"top_p": 0}));
         assert!(smallest > 0.0 && smallest < 1e-5, "{smallest}");
+    }
+
+    #[test]
+    fn a_seed_of_minus_one_is_a_new_one_for_each_answer() {
+        let seed = |json: Value| {
+            let mut sampling = Sampling::default();
+            settings(&json).set_numbers(&mut sampling);
+            sampling.seed
+        };
+        assert_eq!(seed(json!({"seed": 7})), 7);
+        assert_ne!(seed(json!({"seed": -1})), seed(json!({"seed": -1})));
     }
 
     /// No field has its default, so none can be missed.

@@ -44,6 +44,9 @@ pub(super) fn export(args: &ExportArgs) -> Result<(), CliError> {
 
 pub(super) fn import(args: &ImportArgs) -> Result<(), CliError> {
     let key = key(&args.trust)?;
+    if !args.file.exists() {
+        return Err(CliError::Usage(format!("{}: there is no such file", args.file.display())));
+    }
     let mut parcel = Parcel::open(&args.file)?;
     let (model, mut registered) = super::open(&args.model, &args.cache)?;
     let mut metadata = parcel.metadata().clone();

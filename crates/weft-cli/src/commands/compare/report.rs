@@ -67,7 +67,7 @@ impl Report {
     }
 
     fn table(&self) -> String {
-        let Summary { tokens, perplexity_a, perplexity_b, .. } = self.summary;
+        let Summary { tokens, perplexity_a_least, .. } = self.summary;
         let describe =
             |subject: &Option<Subject>| subject.as_ref().map(Subject::describe).unwrap_or_default();
         let text = format!(
@@ -78,18 +78,16 @@ impl Report {
         );
         let mut rows = vec![("A", describe(&self.a)), ("text", text)];
         if self.b.is_none() {
-            rows.push(("perplexity", format!("{perplexity_a:.4}")));
+            rows.push(("perplexity", format!("{perplexity_a_least:.4}")));
         } else {
             let Summary { kl_mean, kl_error, kl_median, kl_p99, kl_max, same_top, .. } =
                 self.summary;
             rows.insert(1, ("B", describe(&self.b)));
-            let change = 100.0 * (perplexity_b / perplexity_a - 1.0);
-            let perplexity = format!("A {perplexity_a:.4}, B {perplexity_b:.4} ({change:+.2} %)");
             rows.extend([
                 ("KL of B from A", format!("mean {kl_mean:.3e} ± {kl_error:.1e}")),
                 ("", format!("median {kl_median:.3e}, p99 {kl_p99:.3e}, max {kl_max:.3e}")),
                 ("same top token", format!("{:.3} %", 100.0 * same_top)),
-                ("perplexity", perplexity),
+                ("perplexity", perplexity(&self.summary)),
             ]);
         }
         rows.iter().map(|(name, value)| format!("{name:<14}  {value}\n")).collect()
@@ -122,20 +120,37 @@ impl Report {
             kl_p99,
             kl_max,
             same_top,
+            n_cut_a,
             perplexity_a,
+            perplexity_a_least,
             perplexity_b,
         } = self.summary;
+        let perplexity_a =
+            perplexity_a.map_or("null".to_owned(), |perplexity| perplexity.to_string());
         let name = |subject: &Option<Subject>| {
             let describe = subject.as_ref().map(Subject::describe).unwrap_or_default();
             format!("\"{}\"", describe.replace('"', "\"\""))
         };
         format!(
             "a,b,tokens,kl_mean,kl_error,kl_median,kl_p99,kl_max,same_top,perplexity_a,\
-             perplexity_b\n\
+             perplexity_b,n_cut_a,perplexity_a_least\n\
              {},{},{tokens},{kl_mean},{kl_error},{kl_median},{kl_p99},{kl_max},{same_top},\
-             {perplexity_a},{perplexity_b}\n",
+             {perplexity_a},{perplexity_b},{n_cut_a},{perplexity_a_least}\n",
             name(&self.a),
             name(&self.b)
         )
+    }
+}
+
+/// Both perplexities, or what is known of A's.
+fn perplexity(summary: &Summary) -> String {
+    let Summary { tokens, n_cut_a, perplexity_a_least: least, perplexity_b: b, .. } = *summary;
+    match summary.perplexity_a {
+        Some(a) => format!("A {a:.4}, B {b:.4} ({:+.2} %)", 100.0 * (b / a - 1.0)),
+        None => format!(
+            "B {b:.4}; A at least {least:.4} ({n_cut_a} of {} are below e^-16, which the file \
+             cannot hold)",
+            size::plural(tokens, "token")
+        ),
     }
 }

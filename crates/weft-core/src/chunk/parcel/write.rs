@@ -46,7 +46,14 @@ pub fn export(
     rows: Option<SignedRows<'_>>,
     path: &Path,
 ) -> Result<Exported, ChunkError> {
-    let failed = |error: io::Error| file_error(path, error.to_string());
+    let failed = |error: io::Error| match error.kind() {
+        io::ErrorKind::AlreadyExists => {
+            let reason = "it exists already, and weft does not replace it; name another file";
+            file_error(path, reason.to_owned())
+        }
+        io::ErrorKind::StorageFull => ChunkError::DiskFull { path: path.display().to_string() },
+        _ => file_error(path, error.to_string()),
+    };
     let mut file = create_private_file(path).map_err(failed)?;
     write(chunk, rows, path, &mut file).map_err(failed).inspect_err(|_| {
         // A partial parcel must not remain. The error of writing is the one to report.
