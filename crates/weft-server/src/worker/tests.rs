@@ -15,6 +15,7 @@ use crate::model_info::Loaded;
 use weft_testing::stub::{self, Control};
 
 mod ending;
+mod paused;
 
 struct Bench {
     worker: Worker,
