@@ -16,6 +16,9 @@ pub type PageId = u32;
 /// One row in a device's KV memory: page · [`PAGE_ROWS`] + row in the page.
 pub type Slot = u32;
 
+/// The most pages whose rows all have a [`Slot`].
+pub const MAX_PAGES: usize = Slot::MAX as usize / PAGE_ROWS;
+
 /// The slot of row `row` of a list of pages.
 pub(crate) fn slot(pages: &[PageId], row: usize) -> Slot {
     pages[row / PAGE_ROWS] * PAGE_ROWS as Slot + (row % PAGE_ROWS) as Slot
@@ -51,8 +54,8 @@ pub struct OutOfPages {
 impl PagePool {
     /// A pool of pages `0..total`, all free.
     pub fn new(total: usize) -> Self {
-        let total_id = PageId::try_from(total).expect("page numbers fit PageId");
-        Self { free: (0..total_id).collect(), holders: vec![0; total] }
+        assert!(total <= MAX_PAGES, "{total} are more pages than slots can name: {MAX_PAGES}");
+        Self { free: (0..total as PageId).collect(), holders: vec![0; total] }
     }
 
     /// Whether `wanted` pages are free.
@@ -137,5 +140,11 @@ mod tests {
     #[test]
     fn a_partial_page_counts_whole() {
         assert_eq!([0, 1, 64, 65].map(pages_for), [0, 1, 1, 2]);
+    }
+
+    #[test]
+    #[should_panic(expected = "more pages than slots can name")]
+    fn every_row_of_a_pool_has_a_slot() {
+        PagePool::new(Slot::MAX as usize / PAGE_ROWS + 1);
     }
 }

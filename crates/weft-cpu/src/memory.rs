@@ -101,7 +101,8 @@ impl<'a, T> Disjoint<'a, T> {
     /// No two parts that are in use at the same time overlap.
     #[allow(clippy::mut_from_ref, reason = "that is what it is for")]
     pub(crate) unsafe fn part(&self, start: usize, len: usize) -> &mut [T] {
-        assert!(start + len <= self.len, "part {start}+{len} of {}", self.len);
+        let is_inside = start.checked_add(len).is_some_and(|end| end <= self.len);
+        assert!(is_inside, "part {start}+{len} of {}", self.len);
         // SAFETY: in bounds by the check above; unique by the caller's promise.
         unsafe { std::slice::from_raw_parts_mut(self.start.add(start), len) }
     }
@@ -155,5 +156,14 @@ mod tests {
         assert_eq!(lines.get().as_ptr() as usize % 64, 0);
         lines.get_mut()[127] = bf16::ONE;
         assert_eq!(lines.get()[127], bf16::ONE);
+    }
+
+    #[test]
+    #[should_panic(expected = "part 18446744073709551615+2 of 4")]
+    fn a_part_whose_end_overflows_is_refused() {
+        let mut numbers = [0; 4];
+        let all = Disjoint::new(&mut numbers);
+        // SAFETY: there is no other part.
+        unsafe { all.part(usize::MAX, 2) };
     }
 }

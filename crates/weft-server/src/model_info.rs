@@ -19,7 +19,7 @@ use crate::responses::CallStyle;
 /// Why the engine could not be loaded.
 pub type LoadError = Box<dyn Error + Send + Sync>;
 
-/// Loads a model: once at the start, and once more after a fault.
+/// Loads a model: once at the start, and again after a fault.
 pub type Load = Box<dyn FnMut() -> Result<Loaded, LoadError> + Send>;
 
 /// A model ready to answer.

@@ -3,7 +3,7 @@
 use weft_core::config::Config;
 use weft_core::device::{Limits, MAX_LANES, Need};
 use weft_core::dtype::Dtype;
-use weft_core::kv::{PAGE_ROWS, pages_for};
+use weft_core::kv::{MAX_PAGES, PAGE_ROWS, pages_for};
 use weft_core::weights::Forms;
 
 use crate::device::Chosen;
@@ -193,7 +193,7 @@ fn pages(room: &Room, page_bytes: u64, free: Option<u64>) -> Result<usize, Error
         let bound = free.map_or(wanted, |free| that_fit(free / FREE_SHARE));
         return Ok(wanted.min(bound).max(least));
     };
-    let pages = that_fit(kv_memory).min(u32::MAX as usize);
+    let pages = that_fit(kv_memory).min(MAX_PAGES);
     if pages < least {
         return Err(Error::KvMemory {
             given: kv_memory,
@@ -394,6 +394,8 @@ mod tests {
         assert_eq!(of(None, Some(640_000)), Some(160), "a quarter");
         assert_eq!(of(None, Some(4000)), Some(100 + SLACK_PAGES), "one context");
         assert_eq!(of(Some(500_000), Some(4000)), Some(500), "as the user says");
+        let most = pages(&room(Some(u64::MAX)), 1, None).unwrap();
+        assert!(u32::try_from(most * PAGE_ROWS).is_ok(), "{most} pages have rows without a slot");
         let refused = pages(&room(Some(100_000)), 1000, None).unwrap_err().to_string();
         assert!(refused.contains("6400") && refused.contains("132 kB"), "{refused}");
     }

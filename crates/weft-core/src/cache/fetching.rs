@@ -13,7 +13,6 @@ use std::time::{Duration, Instant};
 use super::files::Room;
 use super::filing::Filing;
 use super::news::{Arrival, Fetching};
-use super::node::{InRam, received};
 use super::speeds::Way;
 use super::{Begin, Cache, NodeId};
 use crate::chunk::{ExpectedTimes, Tier};
@@ -59,21 +58,27 @@ impl Cache {
                     self.bring_rows(id, rows, device);
                     self.stats.brought_from_ram += 1;
                 }
-                None => {
+                None if self.node(id).on_disk => {
                     choice = self.compare(id, n_tokens);
-                    let way = self.speeds.choose(Tier::Disk, choice);
-                    match way {
-                        Way::Fetch => self.begin_fetching(id, device),
-                        Way::Compute => {}
-                        Way::ComputeAndTry => self.try_reading(id, device),
-                    }
-                    if way != Way::Fetch {
-                        self.compute_again(id);
-                    }
+                    self.fetch_or_compute(id, choice, device);
                 }
+                None => self.compute_lost(id),
             }
         }
         Brought { tier, is_new, time: start.elapsed(), choice }
+    }
+
+    /// Asks for the rows of a node's file, or lets a lane compute them.
+    fn fetch_or_compute(&mut self, id: NodeId, choice: Option<ExpectedTimes>, device: &dyn Device) {
+        let way = self.speeds.choose(Tier::Disk, choice);
+        match way {
+            Way::Fetch => self.begin_fetching(id, device),
+            Way::Compute => {}
+            Way::ComputeAndTry => self.try_reading(id, device),
+        }
+        if way != Way::Fetch {
+            self.compute_again(id);
+        }
     }
 
     /// Starts to copy rows into a node's pages, unpacked if they are packed.
@@ -95,28 +100,25 @@ impl Cache {
         Room { memory: device.row_memory(), packed: self.packed(self.node(id)).is_some() }
     }
 
-    /// The rows in main memory, after waiting for the device's copy.
+    /// The rows in main memory, after waiting for the device's copy. None if that failed.
     fn rows_in_memory(&mut self, id: NodeId) -> Option<Arc<HostRows>> {
-        let node = self.node_mut(id);
-        if let Some(ram) = node.ram.take() {
-            let rows = ram.rows();
-            node.ram = Some(InRam::There(Arc::clone(&rows)));
-            return Some(rows);
+        if let Some(rows) = self.rows_in_ram(id, true) {
+            return rows.ok();
         }
-        match node.filing.take() {
-            Some(Filing::Coming(coming)) => {
-                let rows = Arc::new(received(&coming));
-                self.queue(id, Arc::clone(&rows));
-                Some(rows)
-            }
-            Some(Filing::Queued(rows)) => {
-                node.filing = Some(Filing::Queued(Arc::clone(&rows)));
-                Some(rows)
-            }
-            filing => {
-                node.filing = filing;
-                None
-            }
+        match &self.node(id).filing {
+            Some(Filing::Coming(coming)) => match coming.recv() {
+                Ok(rows) => {
+                    let rows = Arc::new(rows);
+                    self.queue(id, Arc::clone(&rows));
+                    Some(rows)
+                }
+                Err(_) => {
+                    self.stop_filing(id);
+                    None
+                }
+            },
+            Some(Filing::Queued(rows)) => Some(Arc::clone(rows)),
+            Some(Filing::Wanted) | None => None,
         }
     }
 
@@ -150,6 +152,14 @@ impl Cache {
         node.filled = 0;
         node.is_rounded = false;
         node.kept_cost = Some(std::mem::take(&mut node.cost));
+    }
+
+    /// Lets a lane compute rows that the device failed to copy out of its pages.
+    fn compute_lost(&mut self, id: NodeId) {
+        let node = self.node_mut(id);
+        node.filled = 0;
+        node.is_rounded = false;
+        node.cost = Duration::ZERO;
     }
 
     /// Asks for the rows of a node's file.

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use super::files::Files;
 use super::news::News;
-use super::node::{InRam, received};
+use super::node::{InRam, receive};
 use super::{Cache, Node, NodeId};
 use crate::chunk::Tier;
 use crate::device::Device;
@@ -157,8 +157,7 @@ impl Cache {
         }
         let Some(node) = self.nodes.get_mut(&id) else { return true };
         let Some(Filing::Coming(coming)) = &node.filing else { return true };
-        let came = if waits { Ok(received(coming)) } else { coming.try_recv() };
-        match came {
+        match receive(coming, waits) {
             Ok(rows) => self.queue(id, Arc::new(rows)),
             Err(TryRecvError::Empty) => return false,
             Err(TryRecvError::Disconnected) => {
@@ -175,18 +174,14 @@ impl Cache {
         if !self.has_room(bytes) {
             return false;
         }
-        let node = self.node_mut(id);
-        match node.ram.take() {
-            Some(InRam::Coming(coming)) if !waits => {
-                // Both need the rows: it is waited for until main memory has them.
-                let came = coming.try_recv().ok().map(Arc::new);
-                let is_here = came.is_some();
-                node.ram = Some(came.map_or(InRam::Coming(coming), InRam::There));
-                is_here && self.begin_filing(id, device, waits)
+        match self.rows_in_ram(id, waits) {
+            // Both need the rows: it is waited for until main memory has them.
+            Some(Err(TryRecvError::Empty)) => false,
+            Some(Err(TryRecvError::Disconnected)) => {
+                self.drop_if_nowhere(id);
+                true
             }
-            Some(ram) => {
-                let rows = ram.rows();
-                node.ram = Some(InRam::There(Arc::clone(&rows)));
+            Some(Ok(rows)) => {
                 self.reserve(bytes);
                 self.queue(id, rows);
                 true

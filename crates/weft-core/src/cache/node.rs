@@ -1,7 +1,7 @@
 //! A node: the KV rows of some tokens after a context, and where they lie.
 
 use std::sync::Arc;
-use std::sync::mpsc::Receiver;
+use std::sync::mpsc::{Receiver, TryRecvError};
 use std::time::Duration;
 
 use super::GroupId;
@@ -84,18 +84,21 @@ pub(super) enum InRam {
 }
 
 impl InRam {
-    /// The rows, after waiting for the copy.
-    pub(super) fn rows(self) -> Arc<HostRows> {
-        match self {
-            Self::There(rows) => rows,
-            Self::Coming(rows) => Arc::new(received(&rows)),
-        }
+    /// The rows, if their copy has come; `waits` is whether to wait for it.
+    pub(super) fn rows(&mut self, waits: bool) -> Result<Arc<HostRows>, TryRecvError> {
+        let rows = match self {
+            Self::There(rows) => Arc::clone(rows),
+            Self::Coming(coming) => Arc::new(receive(coming, waits)?),
+        };
+        *self = Self::There(Arc::clone(&rows));
+        Ok(rows)
     }
 }
 
-/// Waits for rows from the device.
-pub(super) fn received(rows: &Receiver<HostRows>) -> HostRows {
-    rows.recv().expect("the device sends what it was asked for, unless it failed")
+/// Takes rows that the device sends; `waits` is whether to wait for them. A device that has failed
+/// to copy them has dropped the sender.
+pub(super) fn receive(from: &Receiver<HostRows>, waits: bool) -> Result<HostRows, TryRecvError> {
+    if waits { from.recv().map_err(|_| TryRecvError::Disconnected) } else { from.try_recv() }
 }
 
 /// The worth of keeping a node; the smallest is evicted first.

@@ -5,7 +5,7 @@
 //! rows to files, and `fetching.rs` brings rows back up.
 
 use std::sync::Arc;
-use std::sync::mpsc::Receiver;
+use std::sync::mpsc::{Receiver, TryRecvError};
 use std::time::Duration;
 
 use super::filing::Filing;
@@ -82,10 +82,29 @@ impl Cache {
                 self.evict(id, !is_filed, device);
             }
         }
-        for node in self.nodes.values_mut() {
-            node.ram = node.ram.take().map(|ram| InRam::There(ram.rows()));
+        let in_ram = self.nodes.iter().filter(|(_, node)| node.ram.is_some());
+        for id in in_ram.map(|(id, _)| *id).collect::<Vec<_>>() {
+            if let Some(Err(_)) = self.rows_in_ram(id, true) {
+                self.drop_if_nowhere(id);
+            }
         }
         self.flush(device);
+    }
+
+    /// The rows in main memory, if they are there or on their way; `waits` is whether to wait for
+    /// the device's copy. If that has failed, they are not there any more and cannot be filed.
+    pub(super) fn rows_in_ram(
+        &mut self,
+        id: NodeId,
+        waits: bool,
+    ) -> Option<Result<Arc<HostRows>, TryRecvError>> {
+        let rows = self.node_mut(id).ram.as_mut()?.rows(waits);
+        if let Err(TryRecvError::Disconnected) = rows {
+            self.node_mut(id).ram = None;
+            self.ram_used -= self.ram_bytes_of(self.node(id));
+            self.stop_filing(id);
+        }
+        Some(rows)
     }
 
     /// Frees the pages of the node with the smallest worth.

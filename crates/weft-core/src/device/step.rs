@@ -1,11 +1,16 @@
 //! A step: a few tokens of each lane, and the stored rows that they attend to.
 //!
-//! [`Step::check`] refuses every index that lies outside the device's memory.
+//! [`Step::check`] refuses every index that lies outside the device's memory, and slots that two
+//! tokens would store to.
 
 use super::{Limits, MAX_LANES, MAX_MARKS, MAX_SPANS};
 use crate::config::Config;
 use crate::kv::{PAGE_ROWS, PageId, Slot, pages_for, slot};
 use crate::plan::Work;
+
+/// Up to this many tokens, a step's slots are compared in pairs. That needs no memory, and a step
+/// that decodes has no more.
+const FEW_TOKENS: usize = 8;
 
 /// Consecutive rows of stored keys and values, placed at some position of a context.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -157,7 +162,8 @@ impl Step<'_> {
         work
     }
 
-    /// Panics unless every index in the step lies inside the device's memory.
+    /// Panics unless every index in the step lies inside the device's memory, and every token has
+    /// its own slot.
     pub fn check(&self, config: &Config, limits: &Limits) {
         assert!((1..=MAX_LANES).contains(&self.lanes.len()), "{} lanes", self.lanes.len());
         assert!(self.n_tokens() <= limits.step_tokens, "{} tokens in a step", self.n_tokens());
@@ -165,6 +171,18 @@ impl Step<'_> {
         for lane in self.lanes {
             lane.check(config, limits);
         }
+        assert!(self.has_own_slots(), "two tokens of a step share a slot");
+    }
+
+    /// Whether each token has its own slot. Devices store the tokens of a step side by side.
+    fn has_own_slots(&self) -> bool {
+        let slots = || self.lanes.iter().flat_map(|lane| lane.store_at);
+        if self.n_tokens() <= FEW_TOKENS {
+            return { slots().enumerate() }.all(|(n, slot)| !slots().take(n).any(|s| s == slot));
+        }
+        let mut sorted: Vec<Slot> = slots().copied().collect();
+        sorted.sort_unstable();
+        sorted.is_sorted_by(|a, b| a < b)
     }
 }
 
@@ -211,6 +229,8 @@ impl Lane<'_> {
 
 #[cfg(test)]
 mod tests {
+    use std::panic::catch_unwind;
+
     use super::*;
     use crate::dtype::Dtype;
     use crate::plan::Op;
@@ -248,5 +268,43 @@ mod tests {
             ),
             0
         );
+    }
+
+    /// Panics if a step of so many tokens in two lanes, each in its own slot, is refused.
+    fn check_slots(slots: &[Slot]) {
+        let config = shapes::config("qwen3-0.6b").unwrap();
+        let limits = Limits { step_tokens: 64, step_outputs: 8, positions: 64, pages: 8 };
+        let positions: Vec<u32> = (0..slots.len() as u32).collect();
+        let tokens = vec![1; slots.len()];
+        let span = Span { pages: vec![0], first_row: 0, len: 64, home_position: 0, position: 0 };
+        let spans = [span];
+        let lane = |range: std::ops::Range<usize>| Lane {
+            tokens: &tokens[range.clone()],
+            positions: &positions[range.clone()],
+            key_positions: &positions[range.clone()],
+            store_at: &slots[range],
+            spans: &spans,
+            marks: &[],
+            outputs: Outputs::Last,
+        };
+        let half = slots.len() / 2;
+        Step { lanes: &[lane(0..half), lane(half..slots.len())] }.check(&config, &limits);
+    }
+
+    #[test]
+    fn no_two_tokens_of_a_step_have_one_slot() {
+        for n in [2, 8, 9, 60] {
+            let slots: Vec<Slot> = (0..n).rev().map(|i| i * 7 % 512).collect();
+            check_slots(&slots);
+            for (one, other) in [(0, n - 1), (n - 1, n / 2)] {
+                let mut slots = slots.clone();
+                slots[one as usize] = slots[other as usize];
+                if one != other {
+                    let said = catch_unwind(|| check_slots(&slots)).unwrap_err();
+                    let said = said.downcast_ref::<&str>();
+                    assert!(said.is_some_and(|said| said.contains("share a slot")), "{n} tokens");
+                }
+            }
+        }
     }
 }

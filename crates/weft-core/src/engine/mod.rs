@@ -82,6 +82,8 @@ pub struct Engine {
     /// The states of the lanes that read them in this step, in lane order.
     states: Vec<Vec<f32>>,
     speculating: Speculating,
+    /// Whether the last step ran no lane and waited for nothing.
+    was_idle: bool,
 }
 
 /// A lane's part of a step's results.
@@ -153,6 +155,7 @@ impl Engine {
             reach: 0,
             keeps: true,
             states: Vec::new(),
+            was_idle: false,
         }
     }
 
@@ -267,16 +270,26 @@ impl Engine {
     }
 
     /// Pauses a lane, or resumes it, so that unread tokens of a slow reader do not fill memory. The
-    /// lane keeps its rows and its promised pages. Does nothing if the lane has ended.
+    /// lane keeps its rows and its promised pages; lanes that wait for rows that it was computing
+    /// compute them. Does nothing if the lane has ended.
     pub fn pause(&mut self, id: LaneId, paused: bool) {
-        if let Some(lane) = self.lanes.iter_mut().find(|lane| lane.id() == id) {
+        let Self { lanes, cache, .. } = self;
+        if let Some(lane) = lanes.iter_mut().find(|lane| lane.id() == id) {
             lane.paused = paused;
+            if paused {
+                lane.leave_nodes(cache);
+            }
         }
     }
 
     /// Whether a step would do anything: a lane is not paused, or has to be removed.
     pub fn has_work(&self) -> bool {
         self.lanes.iter().any(|lane| !lane.paused || lane.is_over())
+    }
+
+    /// Whether the last step ran no lane and waited for nothing: the next one may do the same.
+    pub fn was_idle(&self) -> bool {
+        self.was_idle
     }
 
     /// Runs a lane to its end, together with the others, and drops its tokens.
@@ -297,11 +310,12 @@ impl Engine {
     pub fn step(&mut self) -> Result<Vec<Event>, DeviceError> {
         let mut events = std::mem::take(&mut self.unreported);
         self.retire(&mut events);
+        self.was_idle = false;
         if self.lanes.is_empty() {
             return Ok(events);
         }
         self.cache.tend(&mut *self.device);
-        self.await_copies();
+        let has_waited = self.await_copies();
         self.cache.evict_ahead(&mut *self.device);
         let start = Instant::now();
         if let Err(error) = self.choose_repairs().and_then(|()| self.schedule_and_run()) {
@@ -309,6 +323,7 @@ impl Engine {
             self.unreported = events;
             return Err(error);
         }
+        self.was_idle = !has_waited && self.lanes.iter().all(|lane| lane.lane().is_none());
         self.advance(start.elapsed(), &mut events);
         self.retire(&mut events);
         Ok(events)
@@ -322,8 +337,8 @@ impl Engine {
     }
 
     /// Lets lanes wait whose rows have not come or are not settled. If no other lane can run, waits
-    /// for the first copy, or a moment for rows from elsewhere.
-    pub(in crate::engine) fn await_copies(&mut self) {
+    /// for the first copy, or a moment for rows from elsewhere, and returns true.
+    pub(in crate::engine) fn await_copies(&mut self) -> bool {
         let Self { lanes, device, cache, .. } = self;
         lanes.iter_mut().for_each(|lane| {
             lane.check_arrived(cache);
@@ -331,14 +346,18 @@ impl Engine {
         });
         // A lane may also wait for one that waits.
         if lanes.iter_mut().any(|lane| lane.pending(cache) > 0) {
-            return;
+            return false;
         }
         let waits = |lane: &&mut Sequence| !lane.paused && lane.settling.is_some();
         if let Some(lane) = lanes.iter_mut().find(waits) {
             lane.settle(&mut **device);
+            true
         } else if lanes.iter().any(|lane| !lane.paused && lane.is_awaiting()) {
             cache.wait_for_news(NEWS_WAIT, &mut **device);
             lanes.iter_mut().for_each(|lane| lane.check_arrived(cache));
+            true
+        } else {
+            false
         }
     }
 

@@ -11,6 +11,7 @@ mod files;
 mod filling;
 mod groups;
 mod lanes;
+mod lost_copies;
 mod pages;
 mod reading;
 mod remote;

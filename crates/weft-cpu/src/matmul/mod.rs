@@ -1,8 +1,10 @@
 //! The matrix product: a block of 64 rows times a few tokens, in f32.
 //!
-//! A kernel takes up to [`TILE`] tokens at once and reads the block's weights once for them. Each
-//! output is one sum over the columns in order, for any tile: a token's results do not depend on
-//! its neighbours. Kernels of different instruction sets may differ in the last bits.
+//! A kernel takes up to [`TILE`] tokens at once and reads the block's weights once for them. The
+//! order in which it adds up an output's columns is the same for any tile: a token's results do not
+//! depend on its neighbours. Most kernels make one sum over the columns in order; that of AVX-512
+//! BF16 adds the sum of the second half to that of the first. So kernels of different instruction
+//! sets may differ in the last bits.
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;

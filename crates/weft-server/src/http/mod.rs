@@ -65,6 +65,8 @@ const GIVE_WAY: Duration = Duration::from_secs(2);
 const UNREAD: Duration = Duration::from_secs(120);
 /// How long answers may continue after a shutdown request, and then how long connections may.
 const DRAIN: Duration = Duration::from_secs(60);
+/// An engine that fails twice within this time stays down.
+const FAULT_WINDOW: Duration = Duration::from_secs(60 * 60);
 const LAST_BYTES: Duration = Duration::from_secs(5);
 /// How long the listener waits before it tries again if it cannot accept (no file descriptors).
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
@@ -175,8 +177,13 @@ impl Server {
 
 /// What these options mean for the models.
 pub(crate) fn settings(options: &Options, log: &Arc<dyn Fn(&str) + Send + Sync>) -> Settings {
-    let limits =
-        Limits { queue: options.queue, slow_reader: SLOW_READER, give_way: GIVE_WAY, drain: DRAIN };
+    let limits = Limits {
+        queue: options.queue,
+        slow_reader: SLOW_READER,
+        give_way: GIVE_WAY,
+        drain: DRAIN,
+        fault_window: FAULT_WINDOW,
+    };
     Settings {
         limits,
         keep_loaded: options.keep_loaded,

@@ -106,4 +106,6 @@ fn clients_that_do_not_read_are_waited_for_as_documented() {
     assert_eq!((seconds, limits.queue), ((60.0, 2.0), 7));
     let docs = std::fs::read_to_string(weft_testing::in_tree("docs/server.md")).unwrap();
     assert!(docs.contains("ends after 60 s, or after 2 s if another request waits for a lane"));
+    assert_eq!(limits.fault_window.as_secs(), 3600);
+    assert!(docs.contains("If the engine fails again within an hour, it\nstays down."));
 }

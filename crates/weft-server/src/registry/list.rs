@@ -18,7 +18,7 @@ pub(crate) enum Status {
     /// It is being downloaded or loaded, or waits for its turn, and this share of it is done.
     Loading(LoadStage, f64),
     Loaded,
-    /// It failed twice.
+    /// It failed twice in a short time.
     Failed,
     Unloading,
 }

@@ -148,6 +148,7 @@ fn registry_of(
         slow_reader: PATIENCE,
         give_way: PATIENCE,
         drain: Duration::from_secs(5),
+        fault_window: Duration::from_secs(3600),
     };
     let (log, allow_load) = (Arc::new(|_: &str| {}), false);
     let (keep_loaded, max_loaded, strict) = (None, None, false);

@@ -3,7 +3,7 @@
 //! Jobs go in over a bounded channel, and their events come back over one channel per request; the
 //! thread never waits for either. Jobs join at the next step, as many as there are lanes and memory
 //! for; the others wait in a queue with a limit. If the engine panics or its device fails, running
-//! jobs fail and the engine is loaded once more.
+//! jobs fail and the engine is loaded again, unless it has failed shortly before.
 
 mod event_sender;
 mod job;
@@ -39,7 +39,7 @@ const COMMANDS: usize = 64;
 /// How long a request tries to enter a full queue.
 const QUEUE_WAIT: Duration = Duration::from_millis(400);
 
-/// Loads the engine: once at the start, and once more after a fault.
+/// Loads the engine: once at the start, and again after a fault.
 pub(crate) type LoadEngine = Box<dyn FnMut() -> Result<Loaded, LoadFailure> + Send>;
 
 /// The limits of the engine's thread.
@@ -53,6 +53,8 @@ pub(crate) struct Limits {
     pub(crate) give_way: Duration,
     /// How long running requests may continue after a shutdown request.
     pub(crate) drain: Duration,
+    /// An engine that fails twice within this time stays down.
+    pub(crate) fault_window: Duration,
 }
 
 /// The state of the engine.
@@ -62,7 +64,7 @@ pub(crate) enum Phase {
     Loading,
     /// It answers.
     Ready(Arc<ModelInfo>),
-    /// It failed twice.
+    /// It failed twice in a short time.
     Down,
     /// It could not be loaded.
     Unloadable(LoadFailure),

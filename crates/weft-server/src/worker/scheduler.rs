@@ -162,9 +162,10 @@ impl Scheduler {
             && self.saving.is_empty()
     }
 
-    /// Handles the commands that have arrived; waits for one if there is nothing else to do.
+    /// Handles the commands that have arrived; waits for one if there is nothing else to do, or if
+    /// the last step did nothing.
     fn receive(&mut self, engine: &mut Engine) {
-        let has_work = engine.has_work();
+        let has_work = engine.has_work() && !engine.was_idle();
         let mut next = if has_work { self.commands.try_recv().ok() } else { self.wait(engine) };
         while let Some(command) = next {
             self.handle(command, engine);

@@ -1,7 +1,9 @@
-//! Loads the engine, runs the scheduler on it, and loads it once more after a fault.
+//! Loads the engine, runs the scheduler on it, and loads it again after a fault. An engine that
+//! fails twice in a short time would fail again, and stays down.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::time::Instant;
 
 use tokio::sync::watch::Sender;
 use weft_core::chunk::Which;
@@ -12,13 +14,11 @@ use super::{LoadEngine, Phase};
 use crate::model_info::ModelInfo;
 use crate::registry::LoadFailure;
 
-/// How often a failed engine is loaded again. An engine that fails twice would fail again.
-const RESTARTS: usize = 1;
-
 /// Runs the engine's thread.
 pub(super) fn run(mut load: LoadEngine, mut scheduler: Scheduler, phases: &Sender<Phase>) {
     let log = Arc::clone(&scheduler.shared.log);
-    for _ in 0..=RESTARTS {
+    let mut last_fault: Option<Instant> = None;
+    loop {
         phases.send_replace(Phase::Loading);
         let loaded = match catch_unwind(AssertUnwindSafe(&mut load)) {
             Ok(Ok(loaded)) => loaded,
@@ -47,6 +47,10 @@ pub(super) fn run(mut load: LoadEngine, mut scheduler: Scheduler, phases: &Sende
         log(&format!("the engine failed: {fault}"));
         // Dropping an engine that panicked may panic again.
         let _ = catch_unwind(AssertUnwindSafe(|| drop(engine)));
+        let window = scheduler.shared.limits.fault_window;
+        if last_fault.replace(Instant::now()).is_some_and(|last| last.elapsed() < window) {
+            break;
+        }
     }
     phases.send_replace(Phase::Down);
     log("the engine failed again and stays down; restart the server");

@@ -15,6 +15,7 @@ use crate::model_info::Loaded;
 use weft_testing::stub::{self, Control};
 
 mod ending;
+mod paused;
 
 struct Bench {
     worker: Worker,
@@ -30,6 +31,7 @@ const LIMITS: Limits = Limits {
     slow_reader: Duration::from_secs(60),
     give_way: Duration::from_secs(60),
     drain: Duration::from_secs(5),
+    fault_window: Duration::from_secs(3600),
 };
 
 fn bench() -> Bench {
@@ -243,6 +245,20 @@ fn a_fault_fails_its_waiters_at_once_and_is_survived_once() {
         bench.worker.drain();
         bench.thread.join().unwrap();
     }
+}
+
+#[test]
+fn faults_far_apart_are_all_survived() {
+    let bench = bench_with(Limits { fault_window: Duration::ZERO, ..LIMITS });
+    for n_faults in 1..=3 {
+        let mut handle = bench.submit(4000).unwrap();
+        bench.until("it runs", || bench.metric("weft_lanes_running") == 1);
+        bench.control.fails.store(true, Ordering::Relaxed);
+        assert!(end(&mut handle).1.is_err());
+        bench.until("it is back", || bench.worker.model().is_ok());
+        assert_eq!(bench.loads.load(Ordering::Relaxed), n_faults + 1);
+    }
+    assert_eq!(end(&mut bench.submit(5).unwrap()), (5, Ok(())));
 }
 
 #[test]

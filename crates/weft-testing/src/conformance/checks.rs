@@ -11,7 +11,7 @@ use super::{LIMITS, Make, Work, config, run, span, tokens};
 /// A message, and a change that makes a valid lane invalid in one way.
 type Wrong = (&'static str, fn(&mut Work));
 
-const WRONG: [Wrong; 21] = [
+const WRONG: [Wrong; 22] = [
     ("a lane without tokens", |lane| {
         lane.tokens.clear();
         lane.positions.clear();
@@ -30,6 +30,7 @@ const WRONG: [Wrong; 21] = [
     ("position range", |lane| lane.positions[2] = LIMITS.positions as u32),
     ("position range", |lane| lane.key_positions[2] = LIMITS.positions as u32),
     ("slot range", |lane| lane.store_at[2] = (LIMITS.pages * PAGE_ROWS) as Slot),
+    ("share a slot", |lane| lane.store_at[2] = lane.store_at[0]),
     ("an empty span", |lane| lane.spans[0].len = 0),
     ("first row", |lane| lane.spans[0].first_row = PAGE_ROWS),
     ("a span longer than its pages", |lane| lane.spans[0].len = PAGE_ROWS + 1),

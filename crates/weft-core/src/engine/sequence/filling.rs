@@ -27,6 +27,13 @@ impl Sequence {
         left(self.at) + self.nodes_after(cache).map(left).sum::<usize>()
     }
 
+    /// Leaves the nodes that it was computing to any lane that needs them, itself included.
+    pub(in crate::engine) fn leave_nodes(&self, cache: &mut Cache) {
+        for held in &self.nodes {
+            cache.node_mut(held.node).filler.take_if(|filler| *filler == self.id);
+        }
+    }
+
     /// The nodes after the current one that continue where it ends, in the same page. Which rows
     /// each of their tokens sees then depends only on its position.
     fn nodes_after(&self, cache: &Cache) -> impl Iterator<Item = usize> {

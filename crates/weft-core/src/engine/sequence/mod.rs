@@ -411,10 +411,9 @@ impl Sequence {
             let new = NewNode { parent, home, tokens, lead, chunk, form, is_public, group };
             cache.adopt(new, pages, cost);
         }
+        self.leave_nodes(cache);
         for held in &mut self.nodes {
             cache.give_back_pages(held.pages.drain(..));
-            let node = cache.node_mut(held.node);
-            node.filler = node.filler.filter(|filler| *filler != self.id);
             cache.let_go(held.node);
         }
         cache.release_promise(self.answer.promised);

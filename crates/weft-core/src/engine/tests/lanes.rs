@@ -140,8 +140,15 @@ struct Said {
 
 /// Runs all lanes to their end.
 fn run_all(engine: &mut Engine) -> HashMap<LaneId, Said> {
+    let said = run(engine, 400);
+    assert_eq!(engine.running(), 0);
+    said
+}
+
+/// Runs a number of steps.
+fn run(engine: &mut Engine, n_steps: usize) -> HashMap<LaneId, Said> {
     let mut said: HashMap<LaneId, Said> = HashMap::new();
-    for step in 0..400 {
+    for step in 0..n_steps {
         for event in engine.step().unwrap() {
             let said = said.entry(event.lane()).or_default();
             match event {
@@ -154,8 +161,42 @@ fn run_all(engine: &mut Engine) -> HashMap<LaneId, Said> {
         }
         engine.cache.check(&engine.lane_pages());
     }
-    assert_eq!(engine.running(), 0);
     said
+}
+
+#[test]
+fn a_paused_lane_leaves_its_nodes_to_others() {
+    let mut engine = engine();
+    let prompt = |question| Composition {
+        pieces: vec![Piece::exact(Kind::Context, tokens(300, 3)), query(question)],
+        repair: Repair::None,
+    };
+    let paused = engine.add(Request::new(prompt(1), sampling())).unwrap();
+    // 64 tokens per step: it stops in the middle of the document.
+    run(&mut engine, 2);
+    let other = engine.add(Request::new(prompt(2), sampling())).unwrap();
+    engine.pause(paused, true);
+    let said = run(&mut engine, 100);
+    assert_eq!(said.get(&other).map(|said| &said.tokens), Some(&cold(&prompt(2))));
+    assert!(!said.contains_key(&paused));
+    engine.pause(paused, false);
+    assert_eq!(run_all(&mut engine)[&paused].tokens, cold(&prompt(1)));
+}
+
+#[test]
+fn a_step_says_if_it_ran_no_lane_and_waited_for_nothing() {
+    let mut engine = engine();
+    engine.add(Request::new(Composition::from(tokens(100, 3)), sampling())).unwrap();
+    engine.step().unwrap();
+    assert!(!engine.was_idle());
+    // Somebody who is not there computes the rest.
+    let node = engine.lanes[0].nodes[0].node;
+    let filler = engine.cache.node_mut(node).filler.replace(LaneId(999));
+    engine.step().unwrap();
+    assert!(engine.was_idle() && engine.has_work());
+    engine.cache.node_mut(node).filler = filler;
+    engine.step().unwrap();
+    assert!(!engine.was_idle());
 }
 
 #[test]

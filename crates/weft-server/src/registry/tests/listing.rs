@@ -51,7 +51,13 @@ impl ModelSource for Source {
 }
 
 fn registry_of(cache: &Arc<Cache>) -> Arc<Registry> {
-    let limits = Limits { queue: 16, slow_reader: PATIENCE, give_way: PATIENCE, drain: PATIENCE };
+    let limits = Limits {
+        queue: 16,
+        slow_reader: PATIENCE,
+        give_way: PATIENCE,
+        drain: PATIENCE,
+        fault_window: PATIENCE,
+    };
     let (log, allow_load, strict) = (Arc::new(|_: &str| {}), true, false);
     let (keep_loaded, max_loaded) = (None, None);
     let settings = Settings { limits, keep_loaded, max_loaded, allow_load, strict, log };
