@@ -253,6 +253,11 @@ impl From<ChunkError> for ApiError {
                 Self::new(StatusCode::INSUFFICIENT_STORAGE, "server_error", message)
                     .code("disk_full")
             }
+            ChunkError::BadName { .. } => Self::invalid(error.to_string()).param("name"),
+            ChunkError::NameTaken { .. } => {
+                let refused = Self::refused(StatusCode::CONFLICT, error.to_string());
+                refused.code("name_taken").param("name")
+            }
             ChunkError::File { .. } => Self::fault("the folder of chunks cannot be used"),
             ChunkError::Template(error) => error.into(),
             ChunkError::Tokenizer(error) => error.into(),

@@ -6,7 +6,6 @@ use std::path::Path;
 use weft_core::chunk::{Chunk, ChunkId, Kind, Shelf};
 use weft_server::resident::protocol::{Find, Found};
 
-use super::check_name;
 use crate::answer::print;
 use crate::args::AddArgs;
 use crate::error::CliError;
@@ -63,7 +62,7 @@ fn name_after(file: &str, registered: &mut RegisteredChunks, id: &ChunkId) -> Re
     let chunk = registered.library.get(id)?;
     let Some(stem) = stem.filter(|_| chunk.name().is_none()) else { return Ok(()) };
     let name = stem.split_whitespace().collect::<Vec<_>>().join("-");
-    match check_name(&registered.library, &name, |other| other.id == *id) {
+    match registered.library.check_name(&name, id) {
         Ok(()) => {
             let mut chunk = chunk.clone();
             chunk.metadata.insert("name".to_owned(), name);
@@ -89,9 +88,8 @@ pub(super) fn register(
     metadata: BTreeMap<String, String>,
 ) -> Result<ChunkId, CliError> {
     let (id, text) = (new.id, new.text.clone());
-    let name = metadata.get("name").cloned();
-    if let Some(name) = name {
-        check_name(&registered.library, &name, |other| other.id == id)?;
+    if let Some(name) = metadata.get("name") {
+        registered.library.check_name(name, &id)?;
     }
     let mut chunk = match registered.library.get(&id) {
         Ok(known) => known.clone(),
