@@ -36,3 +36,34 @@ fn an_empty_word_is_no_chunk_and_two_of_a_name_are_told_apart() {
     says(&home, &["rm", "--", ""], 2, &["no chunk has the name \"\""]);
     assert_eq!(home.chunk(&["list", "--json"]).json().as_array().unwrap().len(), 2);
 }
+
+#[test]
+fn a_text_that_gets_another_name_says_which_it_had() {
+    let home = Home::new();
+    home.chunk(&["add", "nusonix.txt"]).ok();
+    let renamed = "this text was called \"nusonix\"; it is now \"town\"";
+    says(&home, &["add", "nusonix.txt", "--name", "town"], 0, &[renamed]);
+    let again = home.chunk(&["add", "nusonix.txt", "--name", "town"]).ok();
+    assert!(!again.stderr.contains("was called"), "{}", again.stderr);
+    home.chunk(&["export", "town", "town.chunk"]).ok();
+    let back = "this text was called \"town\"; it is now \"city\"";
+    says(&home, &["import", "town.chunk", "--name", "city"], 0, &[back]);
+}
+
+/// A name goes on meaning the old text, and the user must learn that it does.
+#[test]
+fn an_edited_file_says_that_its_name_means_the_older_text() {
+    let home = Home::new();
+    home.write("hb.txt", "The gate opens at nine.");
+    let id = home.chunk(&["add", "hb.txt"]).word();
+    home.write("hb.txt", "The gate opens at ten.");
+    let older = format!(
+        "\"hb\" still means the older text {}…; `weft chunk rm hb` and add it again, or give --name",
+        &id[..8]
+    );
+    says(&home, &["add", "hb.txt"], 0, &[&older]);
+    says(&home, &["add", "hb.txt", "--name", "hb"], 2, &[&older]);
+    home.chunk(&["rm", "hb"]).ok();
+    home.chunk(&["add", "hb.txt"]).ok();
+    assert!(home.chunk(&["show", "hb"]).ok().stdout.contains("ten"));
+}
