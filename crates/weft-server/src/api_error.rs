@@ -253,6 +253,10 @@ impl From<ChunkError> for ApiError {
                 Self::new(StatusCode::INSUFFICIENT_STORAGE, "server_error", message)
                     .code("disk_full")
             }
+            // Requests have no flags.
+            ChunkError::WrongKind { id, kind, wanted } => Self::invalid(format!(
+                "chunk {id} is a {kind} chunk, and a {wanted} is needed here"
+            )),
             ChunkError::BadName { .. } => Self::invalid(error.to_string()).param("name"),
             ChunkError::NameTaken { .. } => {
                 let refused = Self::refused(StatusCode::CONFLICT, error.to_string());

@@ -67,3 +67,14 @@ fn an_edited_file_says_that_its_name_means_the_older_text() {
     home.chunk(&["add", "hb.txt"]).ok();
     assert!(home.chunk(&["show", "hb"]).ok().stdout.contains("ten"));
 }
+
+#[test]
+fn the_hint_after_adding_a_text_fits_its_kind() {
+    let home = Home::new();
+    let system = ["add", "nusonix.txt", "--kind", "system", "--name", "brief"];
+    says(&home, &system, 0, &["`weft ask --system brief \"your question\"`"]);
+    says(&home, &["add", "kehujax.txt"], 0, &["`weft ask --context kehujax \"your question\"`"]);
+    let asked = home.run(&["ask", "--context", "brief", "--", "Why?"]);
+    assert_ne!(asked.code, 0);
+    assert!(asked.stderr.contains("give it with --system"), "{}", asked.stderr);
+}

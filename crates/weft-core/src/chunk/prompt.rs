@@ -145,7 +145,10 @@ pub enum ChunkError {
         count: usize,
     },
     /// The chunk's kind does not fit its place in the prompt.
-    #[error("chunk {id} is a {kind} chunk, and a {wanted} is needed here")]
+    #[error(
+        "chunk {id} is a {kind} chunk, and a {wanted} is needed here; give it with {}",
+        if *kind == Kind::System { "--system" } else { "--context" }
+    )]
     WrongKind {
         /// The chunk.
         id: ChunkId,

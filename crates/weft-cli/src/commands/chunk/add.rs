@@ -52,7 +52,8 @@ pub(super) fn run(args: AddArgs) -> Result<(), CliError> {
     let (name, tokens) = (chunk.name().map(str::to_owned), chunk.tokens.len());
     print(&format!("{id}\n"))?;
     if let Some(name) = name {
-        let use_it = format!("`weft ask --context {name} \"your question\"` uses it");
+        let flag = if kind == Kind::System { "--system" } else { "--context" };
+        let use_it = format!("`weft ask {flag} {name} \"your question\"` uses it");
         let tokens = size::plural(tokens, "token");
         terminal::note(args.model.quiet, &format!("{name}: {tokens}; {use_it}"));
     }
