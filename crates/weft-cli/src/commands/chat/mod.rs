@@ -50,9 +50,7 @@ pub(crate) fn run(mut args: ChatArgs) -> Result<ExitCode, CliError> {
     sampling::check(&args.sampling)?;
     let system = args.prompt.system.as_deref().map(sources::system).transpose()?;
     interrupt::install();
-    let session = Session::open_after(&args.model, &args.cache, |model| {
-        sources::check_documents(&documents, &args.cache, &model.tokenizer)
-    })?;
+    let session = Session::open_for(&args.model, &args.cache, &sources::named(&documents))?;
     if !session.has_template() {
         let message = "this model has no chat template; `weft run --raw` continues a text";
         return Err(CliError::Usage(message.to_owned()));
