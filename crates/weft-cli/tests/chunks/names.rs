@@ -78,3 +78,18 @@ fn the_hint_after_adding_a_text_fits_its_kind() {
     assert_ne!(asked.code, 0);
     assert!(asked.stderr.contains("give it with --system"), "{}", asked.stderr);
 }
+
+#[test]
+fn a_chunk_that_is_named_twice_is_removed_and_counted_once() {
+    let home = Home::new();
+    let id = home.chunk(&["add", "nusonix.txt"]).word();
+    says(&home, &["rm", "nusonix", &id, "nusonix"], 0, &["removed 1 chunk,"]);
+}
+
+#[test]
+fn a_text_in_another_encoding_says_where_and_how_to_convert_it() {
+    let home = Home::new();
+    std::fs::write(home.file("old.txt"), b"caf\xe9").unwrap();
+    let reason = "is not UTF-8 text (byte 3 is 0xe9); convert it, as with iconv -f LATIN1 -t UTF-8";
+    says(&home, &["add", "old.txt"], 2, &[reason]);
+}
