@@ -42,31 +42,44 @@ pub(crate) fn read_text(from: impl Read, name: &str) -> Result<String, CliError>
 
 /// The text of a file's bytes: UTF-8, or UTF-16 with a mark at its beginning. Refuses formats that
 /// look like text in places but are not.
-fn decode(bytes: Vec<u8>) -> Result<String, &'static str> {
+fn decode(bytes: Vec<u8>) -> Result<String, String> {
     let in_words = |word: fn([u8; 2]) -> u16, bytes: &[u8]| {
         let words: Vec<u16> = bytes.chunks_exact(2).map(|pair| word([pair[0], pair[1]])).collect();
-        String::from_utf16(&words).map_err(|_| "is not UTF-16 text, though it begins like it")
+        String::from_utf16(&words)
+            .map_err(|_| "is not UTF-16 text, though it begins like it".to_owned())
     };
     let text = match bytes.as_slice() {
         [b'%', b'P', b'D', b'F', b'-', ..] => {
-            return Err("is a PDF; make it a text first, as with pdftotext");
+            return Err("is a PDF; make it a text first, as with pdftotext".to_owned());
         }
         [b'P', b'K', 3, 4, ..] => {
             return Err(
                 "is a zip archive or an office document (docx, odt, epub); make it a text \
-                        first, as with `pandoc -t plain`",
+                        first, as with `pandoc -t plain`"
+                    .to_owned(),
             );
         }
         [0xff, 0xfe, rest @ ..] => in_words(u16::from_le_bytes, rest)?,
         [0xfe, 0xff, rest @ ..] => in_words(u16::from_be_bytes, rest)?,
-        [0xef, 0xbb, 0xbf, rest @ ..] => utf8(rest.to_vec())?,
-        _ => utf8(bytes)?,
+        [0xef, 0xbb, 0xbf, rest @ ..] => utf8(rest.to_vec(), 3)?,
+        _ => utf8(bytes, 0)?,
     };
-    if text.contains('\0') { Err("is binary, not text: it has NUL bytes") } else { Ok(text) }
+    if text.contains('\0') {
+        return Err("is binary, not text: it has NUL bytes".to_owned());
+    }
+    Ok(text)
 }
 
-fn utf8(bytes: Vec<u8>) -> Result<String, &'static str> {
-    String::from_utf8(bytes).map_err(|_| "is not UTF-8 text")
+/// The text of bytes that follow `skipped` others in their file.
+fn utf8(bytes: Vec<u8>, skipped: usize) -> Result<String, String> {
+    String::from_utf8(bytes).map_err(|error| {
+        let at = error.utf8_error().valid_up_to();
+        let (byte, at) = (error.as_bytes()[at], at + skipped);
+        format!(
+            "is not UTF-8 text (byte {at} is 0x{byte:02x}); convert it, as with iconv -f LATIN1 \
+             -t UTF-8"
+        )
+    })
 }
 
 /// The text of stdin, however long it takes to come.
@@ -165,6 +178,7 @@ mod tests {
             (b"some\0bytes", "NUL"),
             (b"\xff\xfe\x00\xd8", "UTF-16"),
             (b"\xe4", "UTF-8"),
+            (b"\xef\xbb\xbfcaf\xe9", "byte 6 is 0xe9"),
         ] {
             assert!(decode(bytes.to_vec()).unwrap_err().contains(says), "{bytes:?}");
         }

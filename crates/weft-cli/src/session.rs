@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::io;
 
-use weft_core::chunk::{Asked, Chunk, ChunkId, Library};
+use weft_core::chunk::{Asked, Chunk, ChunkError, ChunkId, Library};
 use weft_core::engine::{Request, Verification};
 use weft_core::model::Model;
 use weft_core::sampling::Sampling;
@@ -40,25 +40,58 @@ struct Own {
     used: BTreeSet<ChunkId>,
 }
 
+/// The chunks that the user named on the command line.
+pub(crate) struct Named<'w> {
+    pub(crate) words: Vec<&'w str>,
+    /// The error if one is not there.
+    pub(crate) absent: fn(ChunkError) -> CliError,
+}
+
+impl Default for Named<'_> {
+    fn default() -> Self {
+        Self { words: Vec::new(), absent: CliError::from }
+    }
+}
+
+impl Named<'_> {
+    /// The registered chunks, with all of these among them; or why there are none, if none is
+    /// named.
+    fn open(
+        &self,
+        cache: &CacheArgs,
+        model: &Model,
+    ) -> Result<Result<RegisteredChunks, String>, CliError> {
+        let opened = RegisteredChunks::open(cache, &model.tokenizer);
+        if self.words.is_empty() {
+            return Ok(opened.map_err(|error| error.to_string()));
+        }
+        let registered = opened?;
+        for word in &self.words {
+            registered.library.find(word).map_err(self.absent)?;
+        }
+        Ok(Ok(registered))
+    }
+}
+
 impl Session {
     /// Finds a resident server, or loads the model.
     pub(crate) fn open(model: &ModelArgs, cache: &CacheArgs) -> Result<Self, CliError> {
-        Self::open_after(model, cache, |_| Ok(()))
+        Self::open_for(model, cache, &Named::default())
     }
 
-    /// The same, with a check of what else the user named, before weights are loaded. A server
-    /// makes this check itself.
-    pub(crate) fn open_after(
+    /// The same, with a check of the chunks that the user named, before weights are loaded. A
+    /// server makes this check itself.
+    pub(crate) fn open_for(
         model: &ModelArgs,
         cache: &CacheArgs,
-        check: impl FnOnce(&Model) -> Result<(), CliError>,
+        named: &Named<'_>,
     ) -> Result<Self, CliError> {
         let engine = match resident::find(model, cache) {
             Some(client) => {
                 terminal::note(model.quiet, &client.describe());
                 Answering::Resident(Box::new(client))
             }
-            None => Answering::Own(Box::new(Own::load(model, cache, check)?)),
+            None => Answering::Own(Box::new(Own::load(model, cache, named)?)),
         };
         Ok(Self { model: model.clone(), cache: cache.clone(), engine })
     }
@@ -80,7 +113,7 @@ impl Session {
             Err(error) if is_unavailable(&error) => {
                 terminal::note(self.model.quiet, &format!("{error}; loading the model"));
                 self.engine = {
-                    let own = Own::load(&self.model, &self.cache, |_| Ok(()))?;
+                    let own = Own::load(&self.model, &self.cache, &Named::default())?;
                     Answering::Own(Box::new(own))
                 };
                 self.answer(question, style)
@@ -168,14 +201,13 @@ fn is_unavailable(error: &CliError) -> bool {
 
 impl Own {
     /// Rows of pinned chunks must stay, even if this run does not use them.
-    fn load(
-        model: &ModelArgs,
-        cache: &CacheArgs,
-        check: impl FnOnce(&Model) -> Result<(), CliError>,
-    ) -> Result<Self, CliError> {
-        let mut loaded = load::load_after(model, cache, check)?;
-        let registered =
-            RegisteredChunks::open(cache, &loaded.model.tokenizer).map_err(|e| e.to_string());
+    fn load(model: &ModelArgs, cache: &CacheArgs, named: &Named<'_>) -> Result<Self, CliError> {
+        let mut opened = None;
+        let mut loaded = load::load_after(model, cache, |model| {
+            opened = Some(named.open(cache, model)?);
+            Ok(())
+        })?;
+        let registered = opened.expect("they were opened before the weights");
         let all = registered.iter().flat_map(|chunks| chunks.library.list(&Default::default()));
         let pinned: Vec<Chunk> = all.filter(|chunk| chunk.pinned).cloned().collect();
         for chunk in pinned {

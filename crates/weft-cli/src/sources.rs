@@ -5,13 +5,11 @@ use std::time::Duration;
 
 pub(crate) use weft_core::chunk::Source;
 use weft_core::chunk::{AskError, ChunkError};
-use weft_core::tokenizer::Tokenizer;
 
-use crate::args::CacheArgs;
 use crate::error::CliError;
 use crate::input::{self, Piped, read_file};
+use crate::session::Named;
 use crate::terminal;
-use crate::tiers::RegisteredChunks;
 
 /// How long a pipe may take for its first byte if nobody asked for it by `-`.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -78,21 +76,11 @@ pub(crate) fn system(word: &str) -> Result<Source, CliError> {
     }
 }
 
-/// Checks, before a model is loaded, that the chunks which documents name are registered.
-pub(crate) fn check_documents(
-    documents: &[Source],
-    args: &CacheArgs,
-    tokenizer: &Tokenizer,
-) -> Result<(), CliError> {
-    let words = || documents.iter().filter_map(Source::word);
-    if words().next().is_none() {
-        return Ok(());
-    }
-    let library = RegisteredChunks::open(args, tokenizer)?.library;
-    words().try_for_each(|word| match library.find(word) {
-        Err(ChunkError::NotFound { .. }) => {
-            Err(AskError::NoSource { word: word.to_owned() }.into())
-        }
-        found => Ok(found.map(drop)?),
-    })
+/// The chunks that documents name, for a check before a model is loaded.
+pub(crate) fn named(documents: &[Source]) -> Named<'_> {
+    let absent = |error| match error {
+        ChunkError::NotFound { name } => AskError::NoSource { word: name }.into(),
+        error => error.into(),
+    };
+    Named { words: documents.iter().filter_map(Source::word).collect(), absent }
 }

@@ -111,7 +111,9 @@ impl RegisteredChunks {
     pub(crate) fn load(shelf: Shelf) -> Result<Self, CliError> {
         let registered = shelf.load()?;
         for broken in registered.broken {
-            terminal::warn(&format!("not a chunk: {broken}"));
+            terminal::warn(&format!(
+                "not a chunk: {broken}; delete the file, and add its text again"
+            ));
         }
         Ok(Self { shelf, library: registered.library })
     }

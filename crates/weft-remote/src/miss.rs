@@ -67,6 +67,9 @@ pub enum Miss {
     /// Another key signed it, or somebody changed it.
     #[error("its signature is not by the key in --remote-key")]
     Signature,
+    /// Somebody with a key has signed what would be replaced, and no key was given.
+    #[error("the store holds it signed by a key; give --remote-key FILE to replace it")]
+    Signed,
     /// The manifest is about other rows than its name says.
     #[error("it holds {found}; somebody copied or renamed it")]
     Key {
@@ -133,6 +136,7 @@ impl Miss {
             Self::ManifestChecksum => "manifest_checksum",
             Self::Unsigned => "unsigned",
             Self::Signature => "signature",
+            Self::Signed => "signed",
             Self::Key { .. } => "key",
             Self::Mismatch(reason) => reason.name(),
             Self::Elsewhere => "elsewhere",

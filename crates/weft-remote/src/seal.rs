@@ -87,6 +87,13 @@ pub(crate) fn body<'t>(purpose: &str, text: &'t [u8], trust: &Trust) -> Result<&
     Ok(body)
 }
 
+/// Whether somebody signed an undamaged object, whoever it was.
+pub(crate) fn is_signed(text: &[u8]) -> bool {
+    let seal = text.split(|byte| *byte == b'\n').nth(1).map(json::<Seal>);
+    let is_undamaged = body("", text, &Trust::Nobody).is_ok();
+    is_undamaged && matches!(seal, Some(Ok(Seal { signature: Some(_), .. })))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -216,6 +216,9 @@ impl Bucket {
         let path = self.names.label(vocabulary, &chunk.id);
         match self.small(&path, LABEL_LIMIT).await {
             Ok(found) if found == label => return Ok(Written::Present),
+            Ok(found) if self.trust.key().is_none() && seal::is_signed(&found) => {
+                return Err(Miss::Signed);
+            }
             Err(miss) if miss.is_failure() => return Err(miss),
             _ => {}
         }

@@ -170,6 +170,27 @@ fn what_nobody_trusted_signed_is_refused() {
     assert_eq!(pull(&careful, &planted, MODEL, 1 << 20).pop().unwrap().unwrap_err(), "untrusted");
 }
 
+/// Users with the key would lose the chunk: they refuse a label without a signature.
+#[test]
+fn a_writer_without_a_key_does_not_replace_what_is_signed() {
+    let store = memory();
+    let team = open(&store, key(1));
+    team.push_chunk(VOCABULARY, &chunk("handbook", &[1, 2])).unwrap();
+    for trust in [Trust::Nobody, Trust::Anyone] {
+        let renamed = open(&store, trust).push_chunk(VOCABULARY, &chunk("renamed", &[1, 2]));
+        let miss = renamed.unwrap_err();
+        assert_eq!(miss.name(), "signed");
+        assert!(miss.to_string().contains("--remote-key FILE"), "{miss}");
+    }
+    let labels = team.labels(VOCABULARY).unwrap();
+    assert_eq!((labels.labels[0].name(), labels.refused.len()), (Some("handbook"), 0));
+    open(&store, key(2)).push_chunk(VOCABULARY, &chunk("renamed", &[1, 2])).unwrap();
+    // What nobody has signed, anybody replaces.
+    let (anyone, other) = (open(&store, Trust::Anyone), [3, 4]);
+    anyone.push_chunk(VOCABULARY, &chunk("a", &other)).unwrap();
+    anyone.push_chunk(VOCABULARY, &chunk("b", &other)).unwrap();
+}
+
 #[test]
 fn rows_that_do_not_hold_the_chunk_are_refused() {
     let store = memory();

@@ -70,15 +70,25 @@ export class Shelf extends EventTarget {
   }
 
   /** Stores a text and returns its entry. If it is there under another name, that name stays, and the shelf asks. */
-  async add(kind, text, name) {
+  async add(kind, text, called) {
+    // Commands take names as words.
+    const name = called.trim().split(/\s+/).join('-');
     // Only the server knows which texts are the same: without a name it changes nothing of what it has.
-    let chunk = await this.api.addChunk(kind, text);
-    if (!chunk.name) chunk = await this.api.addChunk(kind, text, name);
+    const known = await this.api.addChunk(kind, text);
+    const chunk = known.name ? known : await this.api.addChunk(kind, text, this.#free(name));
     this.deleted.delete(chunk.id);
     if (!this.byId(chunk.id)) this.chunks.unshift(chunk);
-    if (nameOf(chunk) !== name) this.#askName(chunk, kind, text, name);
+    if (known.name && known.name !== name) this.#askName(chunk, kind, text, name);
     this.draw();
     return chunk;
+  }
+
+  /** A name that no text on the shelf has, with a number if need be. */
+  #free(name) {
+    const isTaken = (free) => this.chunks.some((chunk) => chunk.name === free);
+    let free = name;
+    for (let n = 2; isTaken(free); n++) free = `${name}-${n}`;
+    return free;
   }
 
   #askName(chunk, kind, text, name) {

@@ -70,12 +70,17 @@ impl ApiError {
     }
 
     /// A prompt that leaves no room for an answer.
-    pub(crate) fn too_long(tokens: usize, context: usize) -> Self {
+    pub(crate) fn too_long(tokens: usize, context: usize, positions: usize) -> Self {
+        let longer = match positions > context {
+            true => {
+                format!(", or start the server with a larger --ctx-size (at most {positions})")
+            }
+            false => String::new(),
+        };
         // litellm and others look for the first words.
         let message = format!(
             "This model's maximum context length is {context} tokens, answer included, and the \
-             prompt has {tokens} tokens; shorten the prompt, or start the server with a larger \
-             --ctx-size if the model has more positions"
+             prompt has {tokens} tokens; shorten the prompt{longer}"
         );
         let error = Self::invalid(message).code("context_length_exceeded");
         Self { cause: Cause::TooLong(tokens, context), ..error }
@@ -236,7 +241,9 @@ impl From<RequestError> for ApiError {
     fn from(error: RequestError) -> Self {
         match error {
             RequestError::Sampling(error) => error.into(),
-            RequestError::TooLong { tokens, context } => Self::too_long(tokens, context),
+            RequestError::TooLong { tokens, context, positions } => {
+                Self::too_long(tokens, context, positions)
+            }
             error => Self::invalid(error.to_string()),
         }
     }
@@ -252,6 +259,15 @@ impl From<ChunkError> for ApiError {
                 let message = "the server's disk is full, so nothing was changed; free space there";
                 Self::new(StatusCode::INSUFFICIENT_STORAGE, "server_error", message)
                     .code("disk_full")
+            }
+            // Requests have no flags.
+            ChunkError::WrongKind { id, kind, wanted } => Self::invalid(format!(
+                "chunk {id} is a {kind} chunk, and a {wanted} is needed here"
+            )),
+            ChunkError::BadName { .. } => Self::invalid(error.to_string()).param("name"),
+            ChunkError::NameTaken { .. } => {
+                let refused = Self::refused(StatusCode::CONFLICT, error.to_string());
+                refused.code("name_taken").param("name")
             }
             ChunkError::File { .. } => Self::fault("the folder of chunks cannot be used"),
             ChunkError::Template(error) => error.into(),

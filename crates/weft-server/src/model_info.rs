@@ -163,7 +163,10 @@ impl ModelInfo {
 
     /// Refuses a prompt that leaves no room for an answer.
     pub(crate) fn check_length(&self, tokens: usize) -> Result<(), ApiError> {
-        if tokens < self.context { Ok(()) } else { Err(ApiError::too_long(tokens, self.context)) }
+        if tokens < self.context {
+            return Ok(());
+        }
+        Err(ApiError::too_long(tokens, self.context, self.shape.max_positions))
     }
 }
 

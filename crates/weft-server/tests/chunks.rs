@@ -66,6 +66,31 @@ fn only_chunks_of_the_kind_that_is_named_are_deleted() {
     assert_eq!(delete(""), 2);
 }
 
+/// Commands take chunks by their names.
+#[test]
+fn a_name_is_one_word_of_one_text() {
+    let (address, _) = serve();
+    let status = |text: &str, name: &str| {
+        let body = json!({"text": text, "name": name}).to_string();
+        let answer = read(send(address, "POST", "/v1/chunks", &body));
+        (answer[9..12].parse::<u16>().unwrap(), answer)
+    };
+    assert_eq!(status("Some words.", "same").0, 201);
+    assert_eq!(status("Some words.", "same").0, 201, "it is the same text");
+    for name in ["", "a b", "a b/../c"] {
+        let (code, answer) = status("Other words.", name);
+        assert_eq!(code, 400, "{name:?}");
+        assert!(answer.contains("give one word"), "{answer}");
+    }
+    let (code, answer) = status("Other words.", "same");
+    assert_eq!(code, 409);
+    assert!(answer.contains("name_taken") && answer.contains("belongs to chunk"), "{answer}");
+    let list = ask(address, "GET", "/v1/chunks", &Value::Null);
+    assert_eq!(list["data"].as_array().unwrap().len(), 1, "nothing else was stored");
+    assert_eq!(status("Some words.", "renamed").0, 201);
+    assert_eq!(status("Other words.", "same").0, 201, "the name is free");
+}
+
 #[test]
 fn a_chunk_is_computed_for_the_system_prompt_that_is_named() {
     let (address, _) = serve();

@@ -192,3 +192,24 @@ fn a_message_that_is_too_long_is_refused_and_its_documents_wait_on() {
     assert!(ran.stderr.contains("holds 400"), "{}", ran.stderr);
     assert_eq!(ran.stdout, "Vubegok\n", "{}", ran.stderr);
 }
+
+/// What the user named when the chat began belongs to every conversation of it.
+#[test]
+fn documents_of_the_command_line_wait_again_after_a_new_start() {
+    let home = Home::new();
+    let question = "Who is the ruler of Nusonix?";
+    let lines = format!(
+        "{question}\n/clear\n/chunks\n/stats\n{question}\n/context krogaste.txt\n\
+         /system Answer in one word.\n/chunks\n{question}\n/system\n"
+    );
+    let ran = home.feed(&["chat", "--context", "nusonix.txt", "-q"], &lines).ok();
+    assert_eq!(ran.stdout.matches("Vubegok").count(), 3, "{}", ran.stderr);
+    let says = |text: &str| ran.stderr.matches(text).count();
+    let again = "started over; nusonix.txt: 113 tokens, before the next message";
+    assert_eq!(says(again), 2, "{}", ran.stderr);
+    assert_eq!(says("waiting "), 2, "{}", ran.stderr);
+    assert_eq!((says("kind "), says("no answer yet")), (0, 1), "{}", ran.stderr);
+    assert_eq!(says("/system needs a text, @FILE or a chunk"), 1, "{}", ran.stderr);
+    let plain = home.feed(&["chat", "-q"], "/clear\n/system Be brief.\n").ok();
+    assert_eq!(plain.stderr.matches("started over\n").count(), 2, "{}", plain.stderr);
+}

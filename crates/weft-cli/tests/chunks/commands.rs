@@ -171,7 +171,7 @@ fn errors_name_what_is_wrong_and_what_to_do() {
     refused(&["pin", "nusonix", "absent"], 2, &["absent"]);
     refused(&["add", "/no/such/file"], 2, &["/no/such/file"]);
     refused(&["add", "empty.txt"], 2, &["empty.txt", "must not be empty"]);
-    refused(&["add", "krogaste.txt", "--name", "nusonix"], 2, &["nusonix", "belongs to"]);
+    refused(&["add", "krogaste.txt", "--name", "nusonix"], 2, &["nusonix", "still means"]);
     refused(&["add", "krogaste.txt", "--name", "two words"], 2, &["one word"]);
     refused(&["add", "krogaste.txt", "--name", &"0".repeat(32)], 2, &["looks like an id"]);
     refused(&["add", "krogaste.txt", "--meta", "no-value"], 2, &["KEY=VALUE"]);

@@ -41,6 +41,23 @@ fn a_damaged_file_of_rows_costs_time_and_no_answer() {
 }
 
 #[test]
+fn many_damaged_files_are_reported_in_few_lines() {
+    let home = Home::new();
+    home.chunk(&["add", "nusonix.txt"]).ok();
+    home.ask(&["nusonix"], &[]);
+    let file = home.rows()[0].clone();
+    let digits = file.file_stem().unwrap().len();
+    for n in 0..34 {
+        std::fs::write(file.with_file_name(format!("{n:0digits$x}.safetensors")), "cut").unwrap();
+    }
+    let ran = home.chunk(&["list"]).ok();
+    assert_eq!(ran.stderr.lines().count(), 4, "{}", ran.stderr);
+    assert!(ran.stderr.contains("is too short for a header"), "{}", ran.stderr);
+    assert!(ran.stderr.contains("31 more damaged files were moved to"), "{}", ran.stderr);
+    assert!(ran.stderr.contains("kv/quarantine"), "{}", ran.stderr);
+}
+
+#[test]
 fn a_folder_that_cannot_be_used_is_reported_once() {
     let home = Home::new();
     home.write("file", "");
@@ -92,6 +109,9 @@ fn a_file_on_the_shelf_without_a_chunk_is_reported_and_stays() {
     std::fs::write(shelf.join("broken.json"), "{}").unwrap();
     let listed = home.chunk(&["list"]).ok();
     assert!(listed.stderr.contains("broken.json"), "{}", listed.stderr);
+    assert!(listed.stderr.contains("; delete the file, and add its text again"));
+    let asked = home.run(&["ask", "-q", "--context", "town", "--", QUESTION]).ok();
+    assert_eq!(asked.stderr.matches("broken.json").count(), 1, "{}", asked.stderr);
     assert!(listed.stdout.contains("town"), "{}", listed.stdout);
     assert!(shelf.join("broken.json").exists());
 }

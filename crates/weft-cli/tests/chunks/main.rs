@@ -7,5 +7,6 @@ mod commands;
 mod demo;
 mod faults;
 mod home;
+mod names;
 mod parcels;
 mod remote;

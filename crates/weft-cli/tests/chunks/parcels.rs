@@ -117,6 +117,20 @@ fn rows_of_another_device_are_refused_and_the_text_is_not() {
 }
 
 #[test]
+fn a_parcel_that_is_cut_off_says_so() {
+    let home = sender();
+    home.chunk(&["export", "nusonix", "whole.chunk"]).ok();
+    let whole = std::fs::read(home.file("whole.chunk")).unwrap();
+    for length in [0, 1, whole.len() / 2, whole.len() - 1] {
+        std::fs::write(home.file("cut.chunk"), &whole[..length]).unwrap();
+        let refused = home.chunk(&["import", "cut.chunk"]);
+        assert_eq!(refused.code, 1, "{length}");
+        let says = "the file is cut off; export it again";
+        assert!(refused.stderr.contains(says), "{length}: {}", refused.stderr);
+    }
+}
+
+#[test]
 fn a_name_that_is_taken_is_refused() {
     let home = sender();
     let (other, parcel) = receiver(&home);

@@ -79,6 +79,20 @@ fn a_pushed_chunk_is_read_on_another_machine_without_computing() {
     assert_eq!(sources(&answer)[1], "disk", "the document, after the template's beginning");
 }
 
+/// Commands and scripts here use it.
+#[test]
+fn a_text_that_is_pulled_keeps_its_local_name() {
+    let (shared, here, there) = (Shared::new(), stocked(), Home::new());
+    shared.chunk(&here, &["push", "nusonix"], Some("team.key")).ok();
+    there.chunk(&["add", "nusonix.txt", "--name", "town"]).ok();
+    let pulled = shared.chunk(&there, &["pull", "nusonix"], Some("team.key")).ok();
+    let kept = "nusonix is \"town\" here, and keeps that name";
+    assert!(pulled.stderr.contains(kept), "{}", pulled.stderr);
+    let shown = there.chunk(&["show", "town", "--json"]).json();
+    let notes = &shown["metadata"];
+    assert_eq!((notes["name"].as_str(), notes["of"].as_str()), (Some("town"), Some("demo")));
+}
+
 #[test]
 fn without_a_key_the_text_comes_and_the_rows_do_not() {
     let (shared, here, there) = (Shared::new(), stocked(), Home::new());

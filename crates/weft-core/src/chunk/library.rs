@@ -176,8 +176,31 @@ impl Library {
         self.chunks.get(id).map(Arc::clone).ok_or(ChunkError::Unknown { id: *id })
     }
 
-    /// Finds a chunk by its id, else by its name, else by the first digits of its id.
+    /// Checks the name that a chunk, registered or not, shall get: one word that is neither an id
+    /// nor the name of another chunk.
+    ///
+    /// # Errors
+    /// [`ChunkError::BadName`] and [`ChunkError::NameTaken`]
+    pub fn check_name(&self, name: &str, id: &ChunkId) -> Result<(), ChunkError> {
+        let wrong = |reason| Err(ChunkError::BadName { name: name.to_owned(), reason });
+        if name.is_empty() || name.chars().any(char::is_whitespace) {
+            return wrong("is empty or has spaces; give one word");
+        }
+        if name.parse::<ChunkId>().is_ok() {
+            return wrong("looks like an id; give another");
+        }
+        match self.all().find(|chunk| chunk.name() == Some(name) && chunk.id != *id) {
+            Some(other) => Err(ChunkError::NameTaken { name: name.to_owned(), id: other.id }),
+            None => Ok(()),
+        }
+    }
+
+    /// Finds a chunk by its id, else by its name, else by the first digits of its id. No chunk has
+    /// an empty name.
     pub fn find(&self, name: &str) -> Result<&Chunk, ChunkError> {
+        if name.is_empty() {
+            return Err(ChunkError::NotFound { name: String::new() });
+        }
         if let Ok(id) = name.parse() {
             return self.get(&id);
         }
@@ -185,10 +208,16 @@ impl Library {
         let begins = |chunk: &&Chunk| {
             name.len() >= LEAST_ID_DIGITS && chunk.id.to_string().starts_with(name)
         };
-        let mut found: Vec<&Chunk> = self.all().filter(is_called).collect();
-        if found.is_empty() {
-            found = self.all().filter(begins).collect();
+        let called: Vec<&Chunk> = self.all().filter(is_called).collect();
+        match called[..] {
+            [chunk] => return Ok(chunk),
+            [] => {}
+            _ => {
+                let ids = called.iter().map(|chunk| chunk.id).collect();
+                return Err(ChunkError::SharedName { name: name.to_owned(), ids });
+            }
         }
+        let found: Vec<&Chunk> = self.all().filter(begins).collect();
         let name = name.to_owned();
         match found[..] {
             [chunk] => Ok(chunk),
@@ -257,7 +286,11 @@ mod tests {
         for name in ["a", &digits, &digits[..8]] {
             assert_eq!(library.find(name).unwrap().id, a.id, "{name}");
         }
-        assert!(matches!(library.find("both"), Err(ChunkError::Ambiguous { count: 2, .. })));
+        let mut ids: Vec<ChunkId> = library.all().map(|chunk| chunk.id).collect();
+        ids.retain(|id| library.get(id).unwrap().name() == Some("both"));
+        let both = library.find("both").unwrap_err().to_string();
+        let [one, other] = [ids[0], ids[1]].map(|id| id.to_string()[..8].to_owned());
+        assert_eq!(both, format!("\"both\" is the name of {one}…, {other}…; give an id"));
         for name in ["", "c", &digits[..3]] {
             assert!(matches!(library.find(name), Err(ChunkError::NotFound { .. })), "{name}");
         }
@@ -265,6 +298,29 @@ mod tests {
         let named = chunk(vec![5], Some(&digits[..4]));
         library.restore(named.clone());
         assert_eq!(library.find(&digits[..4]).unwrap().id, named.id);
+    }
+
+    /// Clients had given some before names were checked.
+    #[test]
+    fn an_empty_word_finds_no_chunk_even_if_one_has_an_empty_name() {
+        let mut library = Library::default();
+        library.restore(chunk(vec![1], Some("")));
+        assert!(matches!(library.find(""), Err(ChunkError::NotFound { .. })));
+    }
+
+    #[test]
+    fn a_name_is_one_word_of_one_chunk() {
+        let mut library = Library::default();
+        let known = chunk(vec![1], Some("a"));
+        library.restore(known.clone());
+        let other = chunk(vec![2], None).id;
+        let check = |name: &str| library.check_name(name, &other);
+        for name in ["", " ", "a b", "a\tb", "a b/../c", &known.id.to_string()] {
+            assert!(matches!(check(name), Err(ChunkError::BadName { .. })), "{name:?}");
+        }
+        assert!(matches!(check("a"), Err(ChunkError::NameTaken { id, .. }) if id == known.id));
+        check("b").unwrap();
+        library.check_name("a", &known.id).expect("it has this name already");
     }
 
     #[test]

@@ -91,6 +91,30 @@ pub enum ChunkError {
         /// Number of chunks that match.
         count: usize,
     },
+    /// Several chunks have this name.
+    #[error("{name:?} is the name of {}; give an id", short(ids))]
+    SharedName {
+        /// The name.
+        name: String,
+        /// Their ids.
+        ids: Vec<ChunkId>,
+    },
+    /// The text cannot be a chunk's name.
+    #[error("the name {name:?} {reason}")]
+    BadName {
+        /// The text.
+        name: String,
+        /// Why, and what to do.
+        reason: &'static str,
+    },
+    /// Another chunk has the name.
+    #[error("the name {name:?} belongs to chunk {id}; delete that one, or give another name")]
+    NameTaken {
+        /// The name.
+        name: String,
+        /// The other chunk.
+        id: ChunkId,
+    },
     /// No chunk has this id.
     #[error(
         "there is no chunk {id}: it was deleted or belongs to another model; add its text again"
@@ -121,7 +145,10 @@ pub enum ChunkError {
         count: usize,
     },
     /// The chunk's kind does not fit its place in the prompt.
-    #[error("chunk {id} is a {kind} chunk, and a {wanted} is needed here")]
+    #[error(
+        "chunk {id} is a {kind} chunk, and a {wanted} is needed here; give it with {}",
+        if *kind == Kind::System { "--system" } else { "--context" }
+    )]
     WrongKind {
         /// The chunk.
         id: ChunkId,
@@ -162,4 +189,13 @@ pub enum ChunkError {
     /// The text could not be tokenised.
     #[error(transparent)]
     Tokenizer(#[from] TokenizerError),
+}
+
+/// The first digits of the first ids.
+fn short(ids: &[ChunkId]) -> String {
+    const MOST: usize = 8;
+    let all: Vec<String> =
+        ids.iter().take(MOST).map(|id| format!("{}…", &id.to_string()[..8])).collect();
+    let more = if ids.len() > MOST { " and others" } else { "" };
+    all.join(", ") + more
 }

@@ -69,6 +69,8 @@ pub struct Engine {
     /// Number of tokens that prompts may contain and that may be drawn. If the model has more rows
     /// than the tokenizer has tokens, the others are padding.
     vocab: usize,
+    /// Of the model; the context may have fewer.
+    positions: usize,
     cache: Cache,
     library: Library,
     lanes: Vec<Sequence>,
@@ -145,6 +147,7 @@ impl Engine {
             template: model.template.clone(),
             stop_ids: model.stop_ids.clone(),
             vocab: model.tokenizer.vocab_size() as usize,
+            positions: model.config.max_positions,
             cache,
             library: Library::default(),
             speculating: Speculating::new(&model.config, &forms, device.dtype()),
@@ -239,7 +242,7 @@ impl Engine {
     /// Checks a request, and returns the maximum number of rows of its answer.
     fn check(&self, request: &Request) -> Result<usize, RequestError> {
         // If all rows of a prompt are cached, its last token runs again and needs a row.
-        Ok(request.check(self.vocab, self.context())?.max(1))
+        Ok(request.check(self.vocab, self.context(), self.positions)?.max(1))
     }
 
     fn check_lane(&self) -> Result<(), RequestError> {

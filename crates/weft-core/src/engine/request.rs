@@ -84,7 +84,12 @@ impl Request {
     }
 
     /// Checks the prompt, and returns the maximum number of tokens of its answer.
-    pub(super) fn check(&self, vocab: usize, context: usize) -> Result<usize, RequestError> {
+    pub(super) fn check(
+        &self,
+        vocab: usize,
+        context: usize,
+        positions: usize,
+    ) -> Result<usize, RequestError> {
         let tokens = self.prompt.len();
         if tokens == 0 {
             return Err(RequestError::EmptyPrompt);
@@ -102,7 +107,7 @@ impl Request {
             return Err(RequestError::UnknownToken { token: *token, vocab });
         }
         if tokens >= context {
-            return Err(RequestError::TooLong { tokens, context });
+            return Err(RequestError::TooLong { tokens, context, positions });
         }
         if self.prompt.pieces.len() > MAX_PIECES {
             let pieces = self.prompt.pieces.len();
@@ -145,14 +150,16 @@ pub enum RequestError {
     },
     /// The prompt leaves no room for an answer.
     #[error(
-        "the prompt has {tokens} tokens and the context holds {context}, answer included; \
-         shorten the prompt, or lengthen the context (--ctx-size) if the model has more positions"
+        "the prompt has {tokens} tokens and the context holds {context}, answer included; {}",
+        shorten(*context, *positions)
     )]
     TooLong {
         /// Tokens of the prompt.
         tokens: usize,
         /// Tokens of the context.
         context: usize,
+        /// Tokens of the longest context that the model can have.
+        positions: usize,
     },
     /// The prompt has more pieces than a lane has spans.
     #[error("the prompt has {pieces} pieces, and the limit is {MAX_PIECES}; join some of them")]
@@ -177,6 +184,15 @@ pub enum RequestError {
     NoRoom(#[from] OutOfPages),
 }
 
+/// What helps against a prompt that is too long.
+fn shorten(context: usize, positions: usize) -> String {
+    if positions > context {
+        format!("shorten the prompt, or lengthen the context (--ctx-size, at most {positions})")
+    } else {
+        "shorten the prompt, because the model has no more positions".to_owned()
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -187,7 +203,7 @@ mod tests {
         let check = |pieces: Vec<Vec<u32>>| {
             let pieces = pieces.into_iter().map(|tokens| Piece::exact(Kind::Query, tokens));
             let prompt = Composition { pieces: pieces.collect(), ..Composition::default() };
-            Request::new(prompt, Sampling::default()).check(10, 1000)
+            Request::new(prompt, Sampling::default()).check(10, 1000, 2000)
         };
         assert!(matches!(check(vec![]), Err(RequestError::EmptyPrompt)));
         assert!(matches!(check(vec![vec![]]), Err(RequestError::EmptyPrompt)));
@@ -195,7 +211,13 @@ mod tests {
         assert!(matches!(unknown, Err(RequestError::UnknownToken { token: 10, vocab: 10 })));
         assert_eq!(check(vec![vec![9; 999]]).unwrap(), 1, "room for one token");
         let long = check(vec![vec![9; 1000]]);
-        assert!(matches!(long, Err(RequestError::TooLong { tokens: 1000, context: 1000 })));
+        let long = long.unwrap_err().to_string();
+        assert!(
+            long.contains("holds 1000") && long.ends_with("(--ctx-size, at most 2000)"),
+            "{long}"
+        );
+        let whole = RequestError::TooLong { tokens: 9, context: 8, positions: 8 }.to_string();
+        assert!(whole.ends_with("the model has no more positions"), "{whole}");
         assert_eq!(check(vec![vec![1]; MAX_PIECES]).unwrap(), 1000 - MAX_PIECES);
         let many = check(vec![vec![1]; MAX_PIECES + 1]);
         let refused = MAX_PIECES + 1;

@@ -243,9 +243,6 @@ mod tests {
             refusal(|s| (s.min_tokens, s.max_tokens) = (6, Some(5))),
             "min_tokens is 6: it must not exceed max_tokens, which is 5"
         );
-        assert_eq!(
-            refusal(|s| s.max_tokens = Some(0)),
-            "max_tokens is 0: it must be at least 1, or 0 together with echo"
-        );
+        assert_eq!(refusal(|s| s.max_tokens = Some(0)), "max_tokens is 0: it must be at least 1");
     }
 }

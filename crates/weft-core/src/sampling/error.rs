@@ -68,7 +68,7 @@ pub enum SamplingError {
         limit: usize,
     },
     /// The request asks for no tokens.
-    #[error("max_tokens is 0: it must be at least 1, or 0 together with echo")]
+    #[error("max_tokens is 0: it must be at least 1")]
     NoTokens,
     /// `min_tokens` is larger than `max_tokens`.
     #[error("min_tokens is {min}: it must not exceed max_tokens, which is {max}")]

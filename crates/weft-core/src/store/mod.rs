@@ -189,24 +189,26 @@ impl Store {
         let what_now = match reason {
             Reason::Absent => return self.index.remove(key),
             Reason::Unreadable(_) => String::new(),
-            _ => self.quarantine(key),
+            _ => match self.quarantine(key) {
+                Ok(path) => {
+                    let text = format!("chunk {key} is not used: {reason} (moved to {path:?})");
+                    return self.warnings.add_moved(text);
+                }
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                    " (another process removed it)".to_owned()
+                }
+                Err(error) => format!(" (it cannot be moved to quarantine: {error})"),
+            },
         };
         self.warnings.add(format!("chunk {key} is not used: {reason}{what_now}"));
     }
 
     /// Moves a file to quarantine, and returns its new path.
-    fn quarantine(&mut self, key: &KvKey) -> String {
+    fn quarantine(&mut self, key: &KvKey) -> io::Result<PathBuf> {
         self.index.remove(key);
-        match quarantine::move_in(&self.folder, key, self.budget_bytes) {
-            Ok(path) => {
-                self.stats.quarantined += 1;
-                format!(" (moved to {path:?})")
-            }
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                " (another process removed it)".to_owned()
-            }
-            Err(error) => format!(" (it cannot be moved to quarantine: {error})"),
-        }
+        let path = quarantine::move_in(&self.folder, key, self.budget_bytes)?;
+        self.stats.quarantined += 1;
+        Ok(path)
     }
 
     /// Deletes an entry, pinned or not. Returns false if there was none.
@@ -273,7 +275,7 @@ impl Store {
 
     /// Warnings for the user, each returned once.
     pub fn take_warnings(&mut self) -> Vec<String> {
-        self.warnings.take()
+        self.warnings.take(&quarantine::folder(&self.folder))
     }
 }
 

@@ -19,6 +19,11 @@ pub(super) const MAX_FILES: usize = 8;
 /// They take at most 1/8 of the store's budget. The newest is kept whatever its size.
 const BUDGET_SHARE: u64 = 8;
 
+/// The folder of damaged files.
+pub(super) fn folder(store: &Path) -> PathBuf {
+    store.join(FOLDER)
+}
+
 /// Moves the file of a key to quarantine, and returns its new path.
 pub(super) fn move_in(folder: &Path, key: &KvKey, budget_bytes: u64) -> io::Result<PathBuf> {
     let quarantine = folder.join(FOLDER);

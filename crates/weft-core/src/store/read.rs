@@ -55,7 +55,7 @@ pub(super) fn header(path: &Path) -> Result<Opened, Reason> {
 
 fn header_text(file: &File, bytes: u64) -> Result<Vec<u8>, Reason> {
     if bytes < LENGTH_BYTES {
-        return Err(Reason::Length { expected: LENGTH_BYTES, found: bytes });
+        return Err(Reason::Short { found: bytes });
     }
     let mut length = [0; LENGTH_BYTES as usize];
     read(file, &mut length, 0, bytes)?;

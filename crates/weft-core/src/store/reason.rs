@@ -18,6 +18,12 @@ pub enum Reason {
     /// The path is a folder, a link or a pipe.
     #[error("it is not a plain file; only files that weft wrote belong in this folder")]
     NotAFile,
+    /// The file has not even the bytes that every file begins with.
+    #[error("it has {found} bytes, and is too short for a header; the file is damaged")]
+    Short {
+        /// The length of the file.
+        found: u64,
+    },
     /// The file is too short for its header, or the header exceeds its limit.
     #[error("its header claims {claimed} bytes, and at most {limit} fit; the file is damaged")]
     HeaderLength {
@@ -95,7 +101,7 @@ impl Reason {
             Self::Version { .. } => "version",
             Self::HeaderChecksum { .. } => "header_checksum",
             Self::Key { .. } => "key",
-            Self::Length { .. } => "length",
+            Self::Short { .. } | Self::Length { .. } => "length",
             Self::Mismatch { field, .. } => field,
             Self::Scale { .. } => "scale",
             Self::PayloadChecksum { .. } => "payload_checksum",

@@ -1,11 +1,15 @@
 //! Counts and warnings of a store. The library prints nothing; the caller does.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 
 use super::reason::Reason;
 
 /// Maximum number of warnings between two calls; further ones are only counted.
 const MAX_WARNINGS: usize = 32;
+
+/// Maximum number of those about files that were moved to quarantine.
+const MAX_MOVED: u64 = 3;
 
 /// Counts since the store was opened.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -48,6 +52,8 @@ impl StoreStats {
 pub(super) struct Warnings {
     texts: Vec<String>,
     n_dropped: u64,
+    /// Files that were moved to quarantine.
+    n_moved: u64,
 }
 
 impl Warnings {
@@ -60,8 +66,21 @@ impl Warnings {
         }
     }
 
-    pub(super) fn take(&mut self) -> Vec<String> {
+    /// About a file that was moved to quarantine. A few show what is wrong with the disk.
+    pub(super) fn add_moved(&mut self, text: String) {
+        self.n_moved += 1;
+        if self.n_moved <= MAX_MOVED {
+            self.add(text);
+        }
+    }
+
+    pub(super) fn take(&mut self, quarantine: &Path) -> Vec<String> {
         let mut texts = std::mem::take(&mut self.texts);
+        match std::mem::take(&mut self.n_moved).saturating_sub(MAX_MOVED) {
+            0 => {}
+            1 => texts.push(format!("1 more damaged file was moved to {quarantine:?}")),
+            n => texts.push(format!("{n} more damaged files were moved to {quarantine:?}")),
+        }
         match std::mem::take(&mut self.n_dropped) {
             0 => {}
             n => texts.push(format!("and {n} more warnings about cached rows")),

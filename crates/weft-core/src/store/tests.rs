@@ -272,8 +272,8 @@ fn a_full_disk_is_tried_again_after_a_while() {
 fn warnings_are_bounded() {
     let mut warnings = Warnings::default();
     (0..1000).for_each(|n| warnings.add(n.to_string()));
-    let texts = warnings.take();
+    let texts = warnings.take(Path::new("q"));
     assert_eq!(texts.len(), 33);
     assert_eq!(texts[32], "and 968 more warnings about cached rows");
-    assert!(warnings.take().is_empty());
+    assert!(warnings.take(Path::new("q")).is_empty());
 }

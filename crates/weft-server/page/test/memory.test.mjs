@@ -65,6 +65,17 @@ describe('the same text under a new name', () => {
     assert.deepEqual(await stored(), ['three.txt', 'two.txt']);
   });
 
+  test('is one word, and has a number if another text has it', async () => {
+    const page = await visit();
+    for (const when of ['noon', 'dawn']) {
+      await addFile(page, 'the bells.txt', GROHOSU.replace('noon', when));
+      await page.locator('#chunks .chunk', { hasText: 'the-bells.txt' }).nth(when === 'noon' ? 0 : 1).waitFor();
+    }
+    assert.deepEqual(await stored(), ['the-bells.txt', 'the-bells.txt-2']);
+    await addFile(page, 'the bells.txt', GROHOSU.replace('noon', 'dawn'));
+    await page.getByText('the-bells.txt is on the shelf as the-bells.txt-2').waitFor();
+  });
+
   test('asks for what the server counts as the same text, also if it came after the page was opened', async () => {
     const page = await visit();
     await page.locator('#served', { hasText: 'weft-tiny' }).waitFor();

@@ -33,6 +33,9 @@ pub(super) fn register_in(
     chunk: Chunk,
 ) -> Result<(ChunkId, Option<Chunk>), ApiError> {
     let before = engine.library().get(&chunk.id).ok().cloned();
+    if let Some(name) = chunk.name() {
+        engine.library().check_name(name, &chunk.id)?;
+    }
     check_merged(before.as_ref(), &chunk)?;
     check_room(engine.library(), &chunk, before.is_none())?;
     Ok((engine.register(chunk), before))

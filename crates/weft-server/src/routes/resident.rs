@@ -311,9 +311,11 @@ async fn warm(
         (composition, preview)
     };
     let (composition, before) = lease.call(look).await?;
-    let length = RequestError::TooLong { tokens: composition.len(), context: model.context };
-    if composition.len() >= model.context {
-        return Err(Refused::new(Fault::Request, &length));
+    let (tokens, context) = (composition.len(), model.context);
+    if tokens >= context {
+        let positions = model.shape.max_positions;
+        let refused = RequestError::TooLong { tokens, context, positions };
+        return Err(Refused::new(Fault::Request, &refused));
     }
     let mut handle = lease.submit(vec![Job::Warm(composition)]).await?;
     wait_until_done(&mut handle).await?;

@@ -35,9 +35,8 @@ pub(crate) fn run(mut args: AskArgs) -> Result<ExitCode, CliError> {
         );
     }
     interrupt::install();
-    let mut session = Session::open_after(&args.model, &args.cache, |model| {
-        sources::check_documents(&asked.documents, &args.cache, &model.tokenizer)
-    })?;
+    let mut session =
+        Session::open_for(&args.model, &args.cache, &sources::named(&asked.documents))?;
     asked.introduce(args);
     let style = Style { stream: !args.json, quiet: args.model.quiet };
     let answer = session.answer(&asked.question(args), style)?;

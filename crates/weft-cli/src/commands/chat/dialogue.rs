@@ -40,18 +40,31 @@ pub(super) struct Dialogue {
     turns: Vec<Turn>,
     /// Documents for the next turn.
     waiting: Vec<Document>,
+    /// Those of the command line.
+    given: Vec<Document>,
 }
 
 impl Dialogue {
-    /// A conversation that starts with a system prompt.
-    pub(super) fn new(system: String) -> Self {
-        Self { system: Some(system), ..Self::default() }
+    /// Sets the system prompt, for all turns.
+    pub(super) fn set_system(&mut self, system: String) {
+        self.system = Some(system);
     }
 
-    /// Removes all turns, and keeps the system prompt.
-    pub(super) fn clear(&mut self) {
+    /// Removes all turns, and keeps the system prompt. The documents that the chat began with wait
+    /// for the next turn, as they did then.
+    pub(super) fn start_over(&mut self) {
         self.turns.clear();
-        self.waiting.clear();
+        self.waiting = self.given.clone();
+    }
+
+    /// Makes the waiting documents those that a new start brings back.
+    pub(super) fn keep_waiting(&mut self) {
+        self.given = self.waiting.clone();
+    }
+
+    /// The documents for the next turn.
+    pub(super) fn waiting(&self) -> &[Document] {
+        &self.waiting
     }
 
     /// Adds a document to the next turn.
@@ -79,11 +92,12 @@ impl Dialogue {
         }
     }
 
-    /// Removes a document from all turns; returns whether it was in one.
+    /// Removes a document from all turns, and from a new start; returns whether it was in a turn.
     pub(super) fn drop(&mut self, document: &ChunkId) -> bool {
         let before = self.documents().count();
         let stays = |other: &Document| other.id != *document;
         self.waiting.retain(stays);
+        self.given.retain(stays);
         self.turns.iter_mut().for_each(|turn| turn.documents.retain(stays));
         self.documents().count() < before
     }

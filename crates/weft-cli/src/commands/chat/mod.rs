@@ -35,7 +35,7 @@ const COMMANDS: [(&str, &str, &str); 12] = [
     ("/verify", "", "compute the last answer again from scratch, and show the differences"),
     ("/think", "", "let the model reason before it answers"),
     ("/no_think", "", "let the model answer at once"),
-    ("/clear", "", "forget the conversation"),
+    ("/clear", "", "forget the conversation, and start over with the first documents"),
     ("/stats", "", "show the last answer's statistics"),
     ("/help", "", "this list"),
     ("/quit", "", "leave"),
@@ -50,9 +50,7 @@ pub(crate) fn run(mut args: ChatArgs) -> Result<ExitCode, CliError> {
     sampling::check(&args.sampling)?;
     let system = args.prompt.system.as_deref().map(sources::system).transpose()?;
     interrupt::install();
-    let session = Session::open_after(&args.model, &args.cache, |model| {
-        sources::check_documents(&documents, &args.cache, &model.tokenizer)
-    })?;
+    let session = Session::open_for(&args.model, &args.cache, &sources::named(&documents))?;
     if !session.has_template() {
         let message = "this model has no chat template; `weft run --raw` continues a text";
         return Err(CliError::Usage(message.to_owned()));
@@ -63,6 +61,7 @@ pub(crate) fn run(mut args: ChatArgs) -> Result<ExitCode, CliError> {
     for document in documents {
         chat.add_document(document.clone(), Find::Document(document))?;
     }
+    chat.dialogue.keep_waiting();
     chat.talk()?;
     chat.end();
     Ok(ExitCode::SUCCESS)
@@ -92,7 +91,8 @@ impl Chat {
         let registered = session.chunk_names();
         let mut chat = Self { args, session, registered, dialogue, thinking, last: None };
         if let Some(system) = system {
-            chat.set_system(system)?;
+            let text = chat.session.system_text(system)?;
+            chat.dialogue.set_system(text);
         }
         Ok(chat)
     }
@@ -137,8 +137,8 @@ impl Chat {
             "" => {}
             "/quit" | "/exit" | "/bye" => return Ok(Turn::Leave),
             "/help" | "/?" => self.note(&help()),
-            "/clear" => self.dialogue.clear(),
-            "/system" => self.set_system(&sources::system(rest)?)?,
+            "/clear" => self.start_over(),
+            "/system" => self.set_system(rest)?,
             "/context" => {
                 let source = sources::document(&complete::path(rest.trim()).to_string_lossy())?;
                 self.add_document(source.clone(), Find::Document(source))?;
@@ -161,10 +161,29 @@ impl Chat {
         Ok(Turn::Nothing)
     }
 
-    fn set_system(&mut self, source: &Source) -> Result<(), CliError> {
-        let text = self.session.system_text(source)?;
-        self.dialogue = Dialogue::new(text);
+    fn set_system(&mut self, word: &str) -> Result<(), CliError> {
+        if word.trim().is_empty() {
+            let message = "/system needs a text, @FILE or a chunk";
+            return Err(CliError::Usage(message.to_owned()));
+        }
+        let text = self.session.system_text(&sources::system(word)?)?;
+        self.dialogue.set_system(text);
+        self.start_over();
         Ok(())
+    }
+
+    /// Forgets the turns, and says which documents are there again.
+    fn start_over(&mut self) {
+        self.dialogue.start_over();
+        self.last = None;
+        let describe = |Document { name, tokens, .. }: &Document| {
+            format!("{name}: {}", size::plural(*tokens, "token"))
+        };
+        let waiting: Vec<String> = self.dialogue.waiting().iter().map(describe).collect();
+        self.note(&match waiting.is_empty() {
+            true => "started over".to_owned(),
+            false => format!("started over; {}, before the next message", waiting.join(", ")),
+        });
     }
 
     /// Puts a document before the next message.

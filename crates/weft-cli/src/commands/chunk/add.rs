@@ -3,10 +3,9 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use weft_core::chunk::{Chunk, ChunkId, Kind, Shelf};
+use weft_core::chunk::{Chunk, ChunkError, ChunkId, Kind, Shelf};
 use weft_server::resident::protocol::{Find, Found};
 
-use super::check_name;
 use crate::answer::print;
 use crate::args::AddArgs;
 use crate::error::CliError;
@@ -40,8 +39,11 @@ pub(super) fn run(args: AddArgs) -> Result<(), CliError> {
         }
     };
     let id = chunk
-        .and_then(|chunk| register(&mut registered, chunk, metadata))
-        .map_err(|error| error.about(&args.file))?;
+        .and_then(|chunk| register(&mut registered, chunk, metadata, args.model.quiet))
+        .map_err(|error| match error {
+        CliError::Chunk(error) => older_text(error).about(&args.file),
+        error => error.about(&args.file),
+    })?;
     if !is_named && args.file != "-" {
         name_after(&args.file, &mut registered, &id)?;
     }
@@ -50,7 +52,8 @@ pub(super) fn run(args: AddArgs) -> Result<(), CliError> {
     let (name, tokens) = (chunk.name().map(str::to_owned), chunk.tokens.len());
     print(&format!("{id}\n"))?;
     if let Some(name) = name {
-        let use_it = format!("`weft ask --context {name} \"your question\"` uses it");
+        let flag = if kind == Kind::System { "--system" } else { "--context" };
+        let use_it = format!("`weft ask {flag} {name} \"your question\"` uses it");
         let tokens = size::plural(tokens, "token");
         terminal::note(args.model.quiet, &format!("{name}: {tokens}; {use_it}"));
     }
@@ -63,14 +66,15 @@ fn name_after(file: &str, registered: &mut RegisteredChunks, id: &ChunkId) -> Re
     let chunk = registered.library.get(id)?;
     let Some(stem) = stem.filter(|_| chunk.name().is_none()) else { return Ok(()) };
     let name = stem.split_whitespace().collect::<Vec<_>>().join("-");
-    match check_name(&registered.library, &name, |other| other.id == *id) {
+    match registered.library.check_name(&name, id) {
         Ok(()) => {
             let mut chunk = chunk.clone();
             chunk.metadata.insert("name".to_owned(), name);
             registered.keep(&chunk)
         }
         Err(error) => {
-            terminal::warn(&format!("the chunk has no name: {error} (--name)"));
+            let reason = older_text(error);
+            terminal::warn(&format!("the chunk has no name: {reason}"));
             Ok(())
         }
     }
@@ -82,22 +86,42 @@ fn of_server(found: Found) -> Chunk {
     Chunk { id, ..Chunk::of_tokens(kind, text, tokens) }
 }
 
-/// Writes a chunk to the shelf. If its text is registered, only the metadata is added.
+/// Writes a chunk to the shelf. If its text is registered, only the metadata is added. A text that
+/// gets another name is reported, because words that mean it may be in scripts.
 pub(super) fn register(
     registered: &mut RegisteredChunks,
     new: Chunk,
     metadata: BTreeMap<String, String>,
+    quiet: bool,
 ) -> Result<ChunkId, CliError> {
     let (id, text) = (new.id, new.text.clone());
-    let name = metadata.get("name").cloned();
-    if let Some(name) = name {
-        check_name(&registered.library, &name, |other| other.id == id)?;
+    if let Some(name) = metadata.get("name") {
+        registered.library.check_name(name, &id)?;
     }
     let mut chunk = match registered.library.get(&id) {
         Ok(known) => known.clone(),
         Err(_) => new,
     };
+    let former = chunk.name().map(str::to_owned);
     chunk.metadata.extend(metadata);
-    registered.keep(&Chunk { text, ..chunk })?;
+    registered.keep(&Chunk { text, ..chunk.clone() })?;
+    if let (Some(former), Some(name)) = (former, chunk.name())
+        && former != name
+    {
+        let text = format!("this text was called {former:?}; it is now {name:?}");
+        terminal::note(quiet, &text);
+    }
     Ok(id)
+}
+
+/// The error of a name that another text has, in words for those who edited its file.
+fn older_text(error: ChunkError) -> CliError {
+    match error {
+        ChunkError::NameTaken { name, id } => CliError::Usage(format!(
+            "{name:?} still means the older text {}…; `weft chunk rm {name}` and add it again, or \
+             give --name",
+            &id.to_string()[..8]
+        )),
+        error => error.into(),
+    }
 }

@@ -17,7 +17,7 @@ mod warm;
 use std::process::ExitCode;
 
 use serde_json::{Value, json};
-use weft_core::chunk::{Chunk, Library, Shelf, Which};
+use weft_core::chunk::{Chunk, Shelf, Which};
 use weft_core::model::Model;
 use weft_core::store::{KvKey, Store};
 
@@ -138,25 +138,5 @@ fn which(args: &WhichArgs) -> Which {
         kind: args.kind.map(Into::into),
         older_than: args.older_than,
         metadata: args.meta.iter().cloned().collect(),
-    }
-}
-
-/// Refuses a name that belongs to another chunk, or that looks like an id.
-fn check_name(
-    library: &Library,
-    name: &str,
-    is_own: impl Fn(&Chunk) -> bool,
-) -> Result<(), CliError> {
-    let wrong = |reason: String| Err(CliError::Usage(format!("the name {name:?} {reason}")));
-    if name.trim().is_empty() || name.chars().any(char::is_whitespace) {
-        return wrong("is empty or has spaces; give one word".to_owned());
-    }
-    if name.parse::<weft_core::chunk::ChunkId>().is_ok() {
-        return wrong("looks like an id; give another".to_owned());
-    }
-    let all = library.list(&Which::default());
-    match all.into_iter().find(|chunk| chunk.name() == Some(name) && !is_own(chunk)) {
-        Some(other) => wrong(format!("belongs to chunk {}; give another", other.id)),
-        None => Ok(()),
     }
 }

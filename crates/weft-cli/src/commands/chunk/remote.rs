@@ -116,19 +116,34 @@ pub(super) fn pull(args: &PullChunksArgs) -> Result<(), CliError> {
     for label in chosen {
         let name = label.name().map_or_else(|| label.id.to_string(), str::to_owned);
         let chunk = remote.pull_chunk(&vocabulary, label).map_err(failed(name.clone()))?;
-        let metadata = chunk.metadata.clone();
+        let mut metadata = chunk.metadata.clone();
+        keep_name(&registered.library, label, &mut metadata, args.model.quiet);
         // The tokens are computed here: whoever wrote the card may have written any.
         let ours = Chunk::new(&model.tokenizer, chunk.kind, &chunk.text, BTreeMap::new())?;
         if ours.id != label.id {
             let what = "this model's tokenizer reads the text differently".to_owned();
             return Err(failed(name)(Miss::Card(what)));
         }
-        let id = register(&mut registered, ours, metadata).map_err(|error| error.about(&name))?;
+        let id = register(&mut registered, ours, metadata, args.model.quiet)
+            .map_err(|error| error.about(&name))?;
         print(&format!("{id}\n"))?;
         pulled.push(registered.library.get(&id)?.clone());
     }
     pull_rows(args, &remote, model, &registered.library, &pulled)?;
     super::refresh(resident::find(&args.model, &args.cache).as_ref())
+}
+
+/// A text that has a name here keeps it: commands and scripts here use it.
+fn keep_name(
+    library: &Library,
+    label: &Label,
+    metadata: &mut BTreeMap<String, String>,
+    quiet: bool,
+) {
+    let Some(ours) = library.get(&label.id).ok().and_then(Chunk::name) else { return };
+    if let Some(theirs) = metadata.remove("name").filter(|theirs| theirs != ours) {
+        terminal::note(quiet, &format!("{theirs} is {ours:?} here, and keeps that name"));
+    }
 }
 
 /// The label that a name means.

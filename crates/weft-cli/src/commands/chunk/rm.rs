@@ -1,5 +1,7 @@
 //! `weft chunk rm`: deletes chunks and all their rows, for all models and devices.
 
+use std::collections::HashSet;
+
 use weft_core::chunk::{Chunk, Which};
 
 use super::rows_of;
@@ -49,7 +51,11 @@ fn check(args: &RmArgs) -> Result<(), CliError> {
 fn chosen(args: &RmArgs, registered: &RegisteredChunks) -> Result<Vec<Chunk>, CliError> {
     if !args.ids.is_empty() {
         let found = args.ids.iter().map(|id| registered.library.find(id).cloned());
-        return Ok(found.collect::<Result<_, _>>()?);
+        let mut chunks = found.collect::<Result<Vec<_>, _>>()?;
+        // Two words may mean one chunk.
+        let mut seen = HashSet::new();
+        chunks.retain(|chunk| seen.insert(chunk.id));
+        return Ok(chunks);
     }
     let which = if args.all { Which::default() } else { super::which(&args.which) };
     Ok(registered.library.list(&which).into_iter().cloned().collect())

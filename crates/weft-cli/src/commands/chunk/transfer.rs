@@ -54,7 +54,7 @@ pub(super) fn import(args: &ImportArgs) -> Result<(), CliError> {
     let chunk = Chunk::new(&model.tokenizer, parcel.kind(), parcel.text(), Default::default());
     let id = chunk
         .map_err(CliError::from)
-        .and_then(|chunk| register(&mut registered, chunk, metadata))
+        .and_then(|chunk| register(&mut registered, chunk, metadata, args.model.quiet))
         .map_err(|error| error.about(&format!("{} (see --name)", args.file.display())))?;
     print(&format!("{id}\n"))?;
     let chunk = registered.library.get(&id)?;

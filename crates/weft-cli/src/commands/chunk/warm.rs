@@ -5,11 +5,10 @@ use weft_server::resident::protocol::{Warm, Warmed};
 use crate::args::WarmArgs;
 use crate::error::CliError;
 use crate::interrupt;
-use crate::session::Session;
+use crate::session::{Named, Session};
 use crate::size;
 use crate::sources;
 use crate::terminal;
-use crate::tiers::RegisteredChunks;
 
 pub(super) fn run(args: &WarmArgs) -> Result<(), CliError> {
     if args.cache.no_cache {
@@ -20,10 +19,9 @@ pub(super) fn run(args: &WarmArgs) -> Result<(), CliError> {
     let system = args.system.as_deref().filter(|text| !text.trim().is_empty());
     let system = system.map(sources::system).transpose()?;
     interrupt::install();
-    let mut session = Session::open_after(&args.model, &args.cache, |model| {
-        let library = RegisteredChunks::open(&args.cache, &model.tokenizer)?.library;
-        Ok(args.ids.iter().try_for_each(|id| library.find(id).map(drop))?)
-    })?;
+    let words = args.ids.iter().map(String::as_str).collect();
+    let named = Named { words, ..Named::default() };
+    let mut session = Session::open_for(&args.model, &args.cache, &named)?;
     let warm = Warm { system, words: args.ids.clone(), reuse: args.reuse };
     let Warmed { tokens, cached, files } = session.warm(&warm)?;
     let (computed, files) = (tokens - cached, size::plural(files, "file"));

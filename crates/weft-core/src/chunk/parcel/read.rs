@@ -263,9 +263,11 @@ fn why(error: StoreError) -> String {
 /// Reads a line, without its line feed.
 fn read_line(file: &mut impl BufRead, limit: u64) -> io::Result<Vec<u8>> {
     let mut line = Vec::new();
-    file.take(limit).read_until(b'\n', &mut line)?;
-    match line.pop() {
-        Some(b'\n') => Ok(line),
-        _ => Err(io::Error::new(io::ErrorKind::InvalidData, "its line of JSON does not end")),
-    }
+    let n_read = file.take(limit).read_until(b'\n', &mut line)? as u64;
+    let reason = match line.pop() {
+        Some(b'\n') => return Ok(line),
+        _ if n_read < limit => "the file is cut off; export it again",
+        _ => "its line of JSON does not end; the file is damaged, or weft did not write it",
+    };
+    Err(io::Error::new(io::ErrorKind::InvalidData, reason))
 }
