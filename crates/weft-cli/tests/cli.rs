@@ -343,7 +343,8 @@ fn a_prompt_that_is_too_long_is_refused_with_both_numbers() {
     let long = "word ".repeat(600);
     let (code, stdout, stderr) = output(run(&[&long]));
     assert_eq!((code, stdout.as_str()), (1, ""));
-    assert!(stderr.contains("holds 512") && stderr.contains("--ctx-size"), "{stderr}");
+    assert!(stderr.contains("has 1214 tokens") && stderr.contains("holds 512"), "{stderr}");
+    assert!(stderr.contains("shorten the prompt, because the model has no more"), "{stderr}");
 }
 
 #[test]

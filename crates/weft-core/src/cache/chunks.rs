@@ -124,9 +124,7 @@ impl Cache {
         } else if node.is_public {
             node.is_public = false;
             let place = node.place;
-            if let Some(siblings) = self.children.get_mut(&place) {
-                siblings.retain(|sibling| *sibling != id);
-            }
+            self.remove_child(&place, id);
         }
     }
 }

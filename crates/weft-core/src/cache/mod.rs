@@ -429,10 +429,15 @@ impl Cache {
             self.ram_used -= self.ram_bytes_of(&node);
         }
         self.pool.give_back(node.pages);
-        if let Some(siblings) = self.children.get_mut(&node.place) {
+        self.remove_child(&node.place, id);
+    }
+
+    /// Nobody finds the node at its place any more.
+    fn remove_child(&mut self, place: &KvKey, id: NodeId) {
+        if let Some(siblings) = self.children.get_mut(place) {
             siblings.retain(|sibling| *sibling != id);
             if siblings.is_empty() {
-                self.children.remove(&node.place);
+                self.children.remove(place);
             }
         }
     }
