@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 use weft_core::chunk::{Chunk, Kind, SignedRows, export};
 use weft_core::config::Config;
 use weft_core::dtype::Dtype;
-use weft_core::store::{Header, KvKey, Put, RowForm, HostRows, Store};
+use weft_core::store::{Header, HostRows, KvKey, Put, RowForm, Store};
 use weft_core::weights::{Safetensors, Tensor, tensors};
 use weft_fuzz::{
     CONFIG, FINGERPRINT, KEY, PACKED_CONFIG, packed_configs, parcel_homes, parcel_tokenizer,
