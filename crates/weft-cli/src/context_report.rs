@@ -115,10 +115,8 @@ fn table(report: &Report, name: &dyn Fn(&ChunkId) -> Option<String>) -> String {
 }
 
 fn row(piece: &PieceReport, name: &dyn Fn(&ChunkId) -> Option<String>) -> String {
-    let called = piece.chunk.map_or_else(
-        || "-".to_owned(),
-        |id| name(&id).unwrap_or_else(|| id.to_string()[..8].to_owned()),
-    );
+    let called =
+        piece.chunk.map_or_else(|| "-".to_owned(), |id| name(&id).unwrap_or_else(|| id.short()));
     let called = terminal::without_controls(&called).replace(['\n', '\t'], " ");
     format!(
         "{:<8}{:<NAME$} {:>6} {:>6}  {:<9}{:<9}{:>6} {} {:>7}\n",

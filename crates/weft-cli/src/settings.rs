@@ -54,37 +54,41 @@ pub(crate) fn parse() -> Result<Cli, CliError> {
     parse_from(args, &file, &|name| std::env::var_os(name))
 }
 
+/// The key that a variable of weft would set.
+fn key_of_variable(name: &str) -> Option<String> {
+    Some(name.strip_prefix(PREFIX)?.to_ascii_lowercase().replace('_', "-"))
+}
+
 /// Variables of a flag's other names, each with the right one.
 fn aliased(names: impl Iterator<Item = OsString>) -> Vec<(String, String)> {
+    let keys = keys();
     let right = |name: String| {
-        let key = name.strip_prefix(PREFIX)?.to_ascii_lowercase().replace('_', "-");
-        let right = variable(&key_of_alias(&key)?);
+        let right = variable(key_of_alias(&key_of_variable(&name)?, &keys)?);
         Some((name, right))
     };
     names.filter_map(|name| name.into_string().ok()).filter_map(right).collect()
 }
 
 /// The flag that has this other name; none if the name is that of a flag.
-fn key_of_alias(name: &str) -> Option<String> {
-    let keys = keys();
+fn key_of_alias<'k>(name: &str, keys: &'k BTreeMap<String, Vec<clap::Arg>>) -> Option<&'k String> {
     let has_it = |arg: &clap::Arg| {
         let aliases = arg.get_all_aliases().unwrap_or_default();
         aliases.contains(&name)
     };
     let found = keys.iter().find(|(_, args)| args.iter().any(has_it));
-    found.filter(|_| !keys.contains_key(name)).map(|(key, _)| key.clone())
+    found.filter(|_| !keys.contains_key(name)).map(|(key, _)| key)
 }
 
 /// Variables that are nearly those of a flag, each with the right one. Others, such as those of
 /// scripts around weft, are none of its business.
 fn misspelt(names: impl Iterator<Item = OsString>) -> Vec<(String, String)> {
     const MOST_MORE_LETTERS: usize = 2;
-    let key = |name: &str| Some(name.strip_prefix(PREFIX)?.to_ascii_lowercase().replace('_', "-"));
-    let is_alias = |key: &str| key_of_alias(key).is_some();
-    let mut known: Vec<String> = keys().into_keys().collect();
-    known.extend(OTHER_VARIABLES.into_iter().filter_map(key));
+    let keys = keys();
+    let is_alias = |key: &str| key_of_alias(key, &keys).is_some();
+    let mut known: Vec<String> = keys.keys().cloned().collect();
+    known.extend(OTHER_VARIABLES.into_iter().filter_map(key_of_variable));
     let near = |name: String| {
-        let key = key(&name).filter(|key| !known.contains(key) && !is_alias(key))?;
+        let key = key_of_variable(&name).filter(|key| !known.contains(key) && !is_alias(key))?;
         let near = models::nearest_of(&key, known.iter().cloned())?;
         let is_near = near.len().abs_diff(key.len()) <= MOST_MORE_LETTERS;
         is_near.then(|| (name, variable(&near)))
@@ -329,8 +333,9 @@ pub(crate) fn known_keys() -> impl Iterator<Item = String> {
 
 /// Describes a key that is not a flag, with the nearest one.
 fn unknown(key: &str) -> String {
-    let near = || models::nearest_of(key, keys().into_keys());
-    let next = match key_of_alias(key).or_else(near) {
+    let keys = keys();
+    let near = || models::nearest_of(key, keys.keys().cloned());
+    let next = match key_of_alias(key, &keys).cloned().or_else(near) {
         Some(near) => format!("did you mean `{near}`?"),
         None if OF_ONE_CALL.contains(&key) => "give it on the command line".to_owned(),
         None => "`weft help ask` and `weft help serve` list the flags".to_owned(),

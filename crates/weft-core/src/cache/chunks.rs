@@ -30,15 +30,17 @@ impl ChunkTiers {
             for (start, first) in tokens.iter().enumerate() {
                 let begin_so = by_first.get(first).into_iter().flatten();
                 for chunk in begin_so.filter(|chunk| tokens[start..].starts_with(&chunk.tokens)) {
-                    self.named
-                        .entry(chunk.id)
-                        .and_modify(|t| *t = (*t).min(*tier))
-                        .or_insert(*tier);
+                    note(&mut self.named, chunk.id, *tier);
                 }
             }
         }
         self.named
     }
+}
+
+/// Notes that a chunk has rows in a tier; the fastest counts.
+fn note(tiers: &mut BTreeMap<ChunkId, Tier>, id: ChunkId, tier: Tier) {
+    tiers.entry(id).and_modify(|known| *known = tier.min(*known)).or_insert(tier);
 }
 
 impl Cache {
@@ -81,9 +83,7 @@ impl Cache {
         for node in self.nodes.values().filter(|node| node.is_filled()) {
             let Some(tier) = node.tier() else { continue };
             match node.chunk {
-                Some(id) => {
-                    tiers.named.entry(id).and_modify(|t| *t = (*t).min(tier)).or_insert(tier);
-                }
+                Some(id) => note(&mut tiers.named, id, tier),
                 None if node.on_disk => tiers.unnamed.push((node.tokens.clone(), tier)),
                 None => {}
             }

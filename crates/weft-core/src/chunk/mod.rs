@@ -96,6 +96,11 @@ impl ChunkId {
         hasher.finalize_xof().fill(&mut id);
         Self(id)
     }
+
+    /// Its first eight digits, which nearly always are enough to find the chunk.
+    pub fn short(&self) -> String {
+        self.to_string()[..8].to_owned()
+    }
 }
 
 impl From<ChunkId> for String {

@@ -191,11 +191,10 @@ pub enum ChunkError {
     Tokenizer(#[from] TokenizerError),
 }
 
-/// The first digits of the first ids.
+/// The first ids, each shortened.
 fn short(ids: &[ChunkId]) -> String {
     const MOST: usize = 8;
-    let all: Vec<String> =
-        ids.iter().take(MOST).map(|id| format!("{}…", &id.to_string()[..8])).collect();
+    let all: Vec<String> = ids.iter().take(MOST).map(|id| format!("{}…", id.short())).collect();
     let more = if ids.len() > MOST { " and others" } else { "" };
     all.join(", ") + more
 }

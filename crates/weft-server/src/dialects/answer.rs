@@ -14,7 +14,7 @@ use weft_core::sampling::{Constraint, Sampling};
 use crate::api_error::ApiError;
 use crate::app::{App, off_thread};
 use crate::grammars::{self, Both, Rule, StrictTools};
-use crate::http::Body;
+use crate::http::{Body, MAX_BODY_BYTES};
 use crate::model_info::ModelInfo;
 use crate::registry::Lease;
 use crate::requests::{ChatRequest, ChunksById};
@@ -25,7 +25,7 @@ use crate::worker::Job;
 
 /// The most bytes of the texts of chunks in a request, over all references to them: as many as a
 /// body may have.
-const MAX_CHUNK_BYTES: usize = 16 << 20;
+const MAX_CHUNK_BYTES: usize = MAX_BODY_BYTES;
 
 /// What a writer needs to know about the answer that it writes.
 pub(crate) struct Answering {

@@ -16,8 +16,8 @@ use crate::api_error::ApiError;
 use crate::app::{App, off_thread};
 use crate::requests::{FromJson, reuse};
 
-/// The largest body.
-const MAX_BYTES: usize = 16 << 20;
+/// The largest body. What requests name or keep beside it may have as much.
+pub(crate) const MAX_BYTES: usize = 16 << 20;
 /// Bytes of a larger body that are read and discarded, so that the client can read the error.
 const MAX_WASTE_BYTES: usize = 64 << 20;
 /// How long a body may take to arrive, and how long its client may pause.

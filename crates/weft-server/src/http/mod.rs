@@ -37,7 +37,7 @@ use crate::registry::{LoadFailure, ModelName, ModelSource, OneModel, Registry, S
 use crate::routes;
 use crate::worker::{Limits, Phase};
 
-pub(crate) use self::body::{Body, BodyBudget, parse};
+pub(crate) use self::body::{Body, BodyBudget, MAX_BYTES as MAX_BODY_BYTES, parse};
 use self::guard::LocalAddress;
 pub(crate) use self::guard::guard;
 pub use self::options::Options;

@@ -13,14 +13,14 @@ use crate::api_error::ApiError;
 use crate::app::{App, off_thread};
 use crate::dialects::OpenAiChat;
 use crate::dialects::answer::{NamedChunks, find_chunks};
-use crate::http::Body;
+use crate::http::{Body, MAX_BODY_BYTES};
 use crate::model_info::ModelInfo;
 use crate::requests::{ChatRequest, FromJson, TokenId, fields};
 
 /// The most tokens of a request and of its answer.
 const MAX_TOKENS: usize = 1 << 20;
 /// The most bytes of the text of a request's tokens: as many as a body may have.
-const MAX_TEXT_BYTES: usize = 16 << 20;
+const MAX_TEXT_BYTES: usize = MAX_BODY_BYTES;
 
 /// The input to tokenize: a text, or a conversation as a prompt.
 pub(super) enum TokenizeInput {

@@ -20,7 +20,7 @@ impl Document {
             Source::Chunk(_) => None,
         };
         let Found { id, tokens, name, .. } = found;
-        let name = of_text.or(name).unwrap_or_else(|| id.to_string()[..8].to_owned());
+        let name = of_text.or(name).unwrap_or_else(|| id.short());
         Self { id, name, tokens: tokens.len(), source }
     }
 }

@@ -227,7 +227,7 @@ impl Chat {
         }
         for Document { id, name, tokens, .. } in self.dialogue.documents() {
             let when = if self.dialogue.is_waiting(id) { "waiting" } else { "said" };
-            let id = &id.to_string()[..8];
+            let id = id.short();
             self.note(&format!("{when:<8}{id}  {tokens:>6} tokens  {name}"));
         }
         if self.last.is_none() && self.dialogue.documents().next().is_none() {

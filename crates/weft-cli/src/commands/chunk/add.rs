@@ -120,7 +120,7 @@ fn older_text(error: ChunkError) -> CliError {
         ChunkError::NameTaken { name, id } => CliError::Usage(format!(
             "{name:?} still means the older text {}…; `weft chunk rm {name}` and add it again, or \
              give --name",
-            &id.to_string()[..8]
+            id.short()
         )),
         error => error.into(),
     }

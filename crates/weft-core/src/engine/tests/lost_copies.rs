@@ -10,7 +10,7 @@ use super::*;
 use crate::device::PageRows;
 use crate::store::HostRows;
 
-/// Drops the senders of copies while it is told to.
+/// A device that fails to copy rows to main memory while `loses` is set: it drops the sender.
 struct Losing {
     device: Box<dyn Device>,
     loses: Arc<AtomicBool>,

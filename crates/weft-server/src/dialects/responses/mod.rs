@@ -56,9 +56,8 @@ async fn create(
 /// The tokens of a request's prompt.
 async fn count(
     State(app): State<Arc<App>>,
-    body: Body<ResponsesRequest>,
+    mut body: Body<ResponsesRequest>,
 ) -> Result<Json<Value>, ApiError> {
-    let mut body = body;
     body.value.store = false;
     let (body, _) = read(&app, body).await?;
     let n = count_tokens(&app, body).await?;

@@ -9,11 +9,13 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
+use crate::http::MAX_BODY_BYTES;
+
 /// The most responses, the most bytes of all together, and how long one is held.
 pub(super) const MAX_RESPONSES: usize = 1024;
 pub(super) const MAX_BYTES: usize = 64 << 20;
 /// The most bytes of the items before a response: as many as a body may have.
-pub(super) const MAX_ITEMS_BYTES: usize = 16 << 20;
+pub(super) const MAX_ITEMS_BYTES: usize = MAX_BODY_BYTES;
 const TIME_TO_LIVE: Duration = Duration::from_secs(60 * 60);
 
 /// A response with what led to it.
