@@ -4,7 +4,10 @@
 //
 //     cargo run -p weft-cuda --example emulation -- constants qwen3-8b int4 132 headers
 //     nvcc -O3 -std=c++17 --fmad=false --expt-relaxed-constexpr -w -gencode=arch=compute_90a,code=sm_90a -DKERNEL=decode_one \
-//         -Iheaders -Icrates/weft-cuda/src bench/gpu/decode.cu -o decode && ./decode LANES [ROWS [STAGES]]
+//         -Iheaders -Icrates/weft-cuda/src bench/gpu/decode.cu -o decode && ./decode LANES [ROWS [STAGES [CUBIN KERNEL]]]
+//
+// With a cubin it runs a kernel of that instead, which must have the same `Launch`: one build then times many variants of the sources,
+// each of which NVRTC compiles in seconds. Without STAGES, or with 0, the ring is as deep as memory allows.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -193,12 +196,21 @@ int main(int n_arguments, char **arguments) {
     std::vector<LayerAddresses> layers;
     for (int i = 0; i < LAYERS; ++i) layers.push_back(layer(i, n_lanes * 4));
     Launch launch = launch_for(lists, layers);
+    const void *function = (const void *)KERNEL;
+    if (n_arguments > 5) {
+        cudaLibrary_t library;
+        cudaKernel_t found;
+        checked(cudaLibraryLoadFromFile(&library, arguments[4], nullptr, nullptr, 0, nullptr, nullptr, 0));
+        checked(cudaLibraryGetKernel(&found, library, arguments[5]));
+        function = (const void *)found;
+    }
     cudaFuncAttributes kernel;
-    checked(cudaFuncGetAttributes(&kernel, (const void *)KERNEL));
+    checked(cudaFuncGetAttributes(&kernel, function));
     const int dynamic_bytes = (227 << 10) - (int)kernel.sharedSizeBytes;
     const int room = (dynamic_bytes - WARPS * (int)x_units(n_lanes) * X_UNIT_BYTES) / LONG_STAGE_BYTES;
-    launch.n_stages = n_arguments > 3 ? atoi(arguments[3]) : std::min(MOST_STAGES, room);
-    checked(cudaFuncSetAttribute((const void *)KERNEL, cudaFuncAttributeMaxDynamicSharedMemorySize, dynamic_bytes));
+    const int stages = n_arguments > 3 ? atoi(arguments[3]) : 0;
+    launch.n_stages = stages > 0 ? stages : std::min(MOST_STAGES, room);
+    checked(cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize, dynamic_bytes));
     cudaEvent_t begin, end;
     checked(cudaEventCreate(&begin)), checked(cudaEventCreate(&end)), checked(cudaDeviceSynchronize());
     printf("{\"lanes\": %d, \"rows\": %d, \"stages\": %u, \"registers\": %d, \"us_per_token\": [", n_lanes, before, launch.n_stages, kernel.numRegs);
@@ -206,7 +218,7 @@ int main(int n_arguments, char **arguments) {
         void *all[] = {&launch};
         checked(cudaEventRecord(begin));
         if (BARE_BYTES > 0 && n_lanes >= BARE_TOKENS) checked(cudaMemsetAsync(launch.bare, 0xff, BARE_BYTES));
-        checked(cudaLaunchCooperativeKernel((const void *)KERNEL, dim3(N_BLOCKS), dim3(RING_THREADS), all, dynamic_bytes, 0));
+        checked(cudaLaunchCooperativeKernel(function, dim3(N_BLOCKS), dim3(RING_THREADS), all, dynamic_bytes, 0));
         checked(cudaEventRecord(end)), checked(cudaEventSynchronize(end));
         float ms;
         checked(cudaEventElapsedTime(&ms, begin, end));
