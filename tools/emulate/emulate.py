@@ -60,6 +60,7 @@ SPARSE |= {"sparse-odd": (ODD, experts(70, 9, 300, decoder_sparse_step=2, norm_t
 SPARSE |= {"sparse-few": (TINY, experts(3, 1, 9), 20, "random")}
 SPARSE |= {"sparse-int4": (NARROW, experts(12, 4, 300), 6, "1"), "sparse-int8": (NARROW, experts(12, 4, 1500), 6, "0")}
 SPARSE |= {"sparse-mixed": (NARROW, experts(12, 4, 700), 6, "mixed"), "sparse-wide": (ALONE, experts(6, 4, 140), 12, "random")}
+SPARSE |= {"sparse-wide-int4": (ALONE, experts(6, 4, 140), 12, "1")}
 MODELS |= {name: ("qwen3_moe", dict(sizes, **keys), n) for name, (sizes, keys, n, _) in SPARSE.items()}
 FORMS |= {name: form for name, (_, _, _, form) in SPARSE.items()}
 # How a lane's rows lie: one span; one with marks inside sections; spans that begin in the middle of

@@ -142,6 +142,9 @@ fn experts_of_every_form_compile() {
     }
 }
 
+/// What the persistent kernel for four lanes may spill: around attention, where no loop is.
+const SPILLS_OF_FOUR: usize = 64;
+
 /// Persistent kernels of the named shape, all of whose matrices but routers have one form: those of
 /// one lane, and the one of four in the form that is decoded most.
 #[test]
@@ -167,7 +170,9 @@ fn persistent_kernels_of_experts_keep_what_they_hold() {
         });
         check_modules(&format!("{name}, persistent"), &own, "sm_90a", |found| {
             for kernel in kernels {
-                assert!(found.contains(&((*kernel).to_owned(), 0)), "{name}: {found:?}");
+                let most = if *kernel == "decode_four" { SPILLS_OF_FOUR } else { 0 };
+                let is_it = |(of, bytes): &(String, usize)| of == kernel && *bytes <= most;
+                assert!(found.iter().any(is_it), "{name}: {found:?}");
             }
         });
     }

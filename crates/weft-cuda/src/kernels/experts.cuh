@@ -6,6 +6,7 @@
 // are computed for all tokens, and only those that use the expert keep theirs.
 #pragma once
 
+#include "kernels/expert_row.cuh"
 #include "kernels/matvec.cuh"
 #include "kernels/routing.cuh"
 #include "ops/norm_gate_up.cuh"
@@ -277,51 +278,14 @@ template <class W> struct DownSlots : GroupSlots<W, EXPERT_UNITS, EXPERT_INPUT_R
     // registers for it.
     static constexpr bool IS_AHEAD = EXPERT_UNITS <= 4 && READERS == WARPS;
 };
-// A row of the input: eighth g in lanes 4g to 4g + 3.
-struct DownRow {
-    uint4 units[EXPERT_UNITS];
+// A row of the input, as `multiply_row` takes it.
+struct DownRow : ExpertRow {
     __device__ __forceinline__ void load(const u16 *row, int lane) {
         const uint4 *own = (const uint4 *)row + lane / 4 * (EXPERT_UNITS * 4) + lane % 4;
 #pragma unroll
         for (int u = 0; u < EXPERT_UNITS; ++u) units[u] = load_fresh(own + u * 4);
     }
 };
-// The products of a group of tiles with a row: of row g of each tile, in lane 4g + 3. Each eighth is
-// summed by itself, as every kernel does; lane 4g + c keeps those of eighths 2c and 2c + 1.
-template <class W> __device__ __forceinline__ void multiply_slot(float (&total)[2], const u8 *slot, const DownRow &x, int lane) {
-    using Slots = DownSlots<W>;
-    using F = typename W::Form;
-    static_assert(F::RUNS == 1 && !F::HAS_OFFSET, "one number of a row and unit");
-    static_assert(WARPS == 8, "an eighth for each column");
-    float kept[2][2];
-#pragma unroll 1
-    for (int two = 0; two < 4; ++two) {
-        float sum[2][2] = {};
-#pragma unroll
-        for (int u = 0; u < 2 * EXPERT_UNITS; ++u) {
-            const u8 *unit = slot + u * F::BYTES, *lower = unit + (W::TILES - 1) * Slots::TILE_BYTES;
-            const int odd = u / EXPERT_UNITS;
-            const PairNumbers<F> numbers(unit, lower, lane);
-            float products[4] = {};
-            mma32(products, unpack_pair<F>(unit, lower, lane, 0), x.units[u % EXPERT_UNITS]);
-#pragma unroll
-            for (int tile = 0; tile < 2; ++tile) sum[odd][tile] = __fmaf_rn(numbers.of[tile].of[0].scale, products[tile * 2 + odd], sum[odd][tile]);
-        }
-        if (lane % 4 == two)
-#pragma unroll
-            for (int i = 0; i < 4; ++i) kept[i / 2][i % 2] = sum[i / 2][i % 2];
-        slot += 2 * EXPERT_UNITS * F::BYTES;
-    }
-#pragma unroll
-    for (int tile = 0; tile < 2; ++tile) total[tile] = kept[0][tile] + kept[1][tile];
-#pragma unroll
-    for (int c = 1; c < 4; ++c)
-#pragma unroll
-        for (int tile = 0; tile < 2; ++tile) {
-            const float before = __shfl_up_sync(FULL, total[tile], 1);
-            if (lane % 4 == c) total[tile] = (before + kept[0][tile]) + kept[1][tile];
-        }
-}
 
 // The same sum, where each warp has its own tiles.
 template <class W>
@@ -375,7 +339,7 @@ __device__ __forceinline__ void multiply_expert_down_apart(const Step &step, con
             // the next turn is this one.
             barrier_wait(&barriers.empty[slot], turn ^ 1);
             barrier_wait(&barriers.full[slot], turn);
-            multiply_slot<W>(total, slots + slot * Slots::BYTES, input, lane);
+            multiply_row<typename W::Form>(total, slots + slot * Slots::BYTES, (W::TILES - 1) * Slots::TILE_BYTES, input, lane);
             // The first of an expert's rows counts for those that it does not have.
             const int begin = used.first_row[expert];
             barriers.release(slot, row > begin ? 1 : FEW + 1 - (used.first_row[expert + 1] - begin), lane);

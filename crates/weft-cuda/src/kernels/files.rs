@@ -82,6 +82,7 @@ pub(super) const HEADERS: &[(&str, &str)] = &files![
     "kernels/coded.cuh",
     "kernels/coded_block.cuh",
     "kernels/coded_tiled.cuh",
+    "kernels/expert_row.cuh",
     "kernels/experts.cuh",
     "kernels/experts_block.cuh",
     "kernels/experts_tiled.cuh",

@@ -44,15 +44,16 @@ template <class Logit> __device__ __forceinline__ Choice choose_experts(Logit lo
 #pragma unroll 1
     for (int i = 0; i < N_CHOSEN; ++i) {
         const u32 best = __reduce_max_sync(FULL, left[0]);
-        const bool is_best = left[0] == best;
+        bool is_best = left[0] == best;
         if (i == 0) own.highest = route_logit(best);
-        u32 first = experts[0];
-        if (__popc(__ballot_sync(FULL, is_best)) > 1) first = __reduce_min_sync(FULL, is_best ? experts[0] : ~0u); // a tie
-        if (is_best && experts[0] == first) {
-            own.chosen |= 1u << experts[0] / 32;
+        const u32 lanes = __ballot_sync(FULL, is_best);
+        if (lanes & (lanes - 1)) is_best = is_best && experts[0] == __reduce_min_sync(FULL, is_best ? experts[0] : ~0u); // a tie
+        // Without a branch: every round waits for the one before.
+        own.chosen |= is_best ? 1u << experts[0] / 32 : 0;
 #pragma unroll
-            for (int j = 0; j + 1 < LANE_EXPERTS; ++j) left[j] = left[j + 1], experts[j] = experts[j + 1];
-            left[LANE_EXPERTS - 1] = 0;
+        for (int j = 0; j < LANE_EXPERTS; ++j) {
+            left[j] = !is_best ? left[j] : j + 1 < LANE_EXPERTS ? left[min(j + 1, LANE_EXPERTS - 1)] : 0;
+            experts[j] = is_best ? experts[min(j + 1, LANE_EXPERTS - 1)] : experts[j];
         }
     }
 #pragma unroll
@@ -115,9 +116,9 @@ struct Distinct {
 };
 
 // Called by the first THREADS threads of a block, which `meet()` joins. `choose(token, routes)` is
-// called by a whole warp.
-template <int THREADS, class Choose, class Meet>
-__device__ __forceinline__ void find_distinct(Distinct &to, u32 n_tokens, int thread, Choose choose, Meet meet) {
+// called by a whole warp; `listed()` by all, when experts are listed but not their rows.
+template <int THREADS, class Choose, class Meet, class Listed>
+__device__ __forceinline__ void find_distinct(Distinct &to, u32 n_tokens, int thread, Choose choose, Meet meet, Listed listed) {
     static_assert(MOST_ROWS <= THREADS, "a thread for each route");
     const int warp = thread / 32, lane = thread % 32;
     for (int i = thread; i < LANE_EXPERTS; i += THREADS) to.words[i] = 0;
@@ -141,6 +142,7 @@ __device__ __forceinline__ void find_distinct(Distinct &to, u32 n_tokens, int th
         to.n = n;
     }
     meet();
+    listed();
     if (warp == 0) {
         int before = 0;
         for (int first = 0; first < (int)to.n; first += 32) {

@@ -10,6 +10,7 @@
 #if HAS_EXPERTS
 
 #include "generated/experts.cuh"
+#include "kernels/expert_row.cuh"
 #include "kernels/routing.cuh"
 #include "persistent/expert_gate_up.cuh"
 #include "persistent/launch.cuh"
@@ -213,62 +214,170 @@ template <class W> __device__ __forceinline__ void add_products_of_one(Block &bl
     }
 }
 
-// ---- several tokens -----------------------------------------------------------------------------
+// ---- several tokens, a row at a time -------------------------------------------------------------
+// A warp's row of h as words: eighth g in lanes 4g to 4g + 3, as `multiply_row` takes it.
+struct AskedRow {
+    TwoWords words[EXPERT_UNITS][2];
+    // Columns beyond the last are zero and nobody sends them.
+    static __device__ __forceinline__ u32 column(int unit, int half, int lane) { return (lane / 4 * EXPERT_UNITS + unit) * 32 + lane % 4 * 8 + half * 4; }
+    static __device__ __forceinline__ bool is_sent(u32 column) { return EXPERT_STRIDE == EXPERT_INTER || column < EXPERT_INTER; }
+    __device__ __forceinline__ void ask(const u64 *row, int lane) {
+#pragma unroll
+        for (int i = 0; i < 2 * EXPERT_UNITS; ++i) {
+            const u32 first = column(i / 2, i % 2, lane);
+            if (is_sent(first)) words[i / 2][i % 2] = load_two_relaxed(row + first / 2);
+        }
+    }
+    __device__ __forceinline__ bool is_there(u32 number, int lane) const {
+        bool all = true;
+#pragma unroll
+        for (int i = 0; i < 2 * EXPERT_UNITS; ++i) {
+            const TwoWords &two = words[i / 2][i % 2];
+            const u32 first = column(i / 2, i % 2, lane);
+            all &= !is_sent(first) || number_of(two.first) == number && (!is_sent(first + 2) || number_of(two.second) == number);
+        }
+        return all;
+    }
+    __device__ __forceinline__ ExpertRow values(int lane) const {
+        ExpertRow row;
+#pragma unroll
+        for (int u = 0; u < EXPERT_UNITS; ++u) {
+            const auto value = [&](int half, u64 word, int of) INLINED { return is_sent(column(u, half, lane) + of * 2) ? value_of(word) : 0; };
+            row.units[u] = make_uint4(value(0, words[u][0].first, 0), value(0, words[u][0].second, 1), value(1, words[u][1].first, 0), value(1, words[u][1].second, 1));
+        }
+        return row;
+    }
+};
+// Whether a row's products are those of one warp: an expert's tiles lie in one stage, and registers
+// have room for them.
+template <class W> constexpr bool goes_by_rows() {
+    if constexpr (W::IS_PLAIN || !W::IS_UNIFORM) return false;
+    else return TileStage<W, EXPERT_UNITS>::PAIRS > 0 && has_small_units<typename W::Form>() && EXPERT_UNITS <= 4;
+}
+// The stages of a pair of tiles of all experts that are used, as a warp passes them. Each of them is
+// awaited before it is given back: a barrier knows its turns only as odd or even. Few are awaited at
+// once, because the ring may have no room for more.
+template <class Stage> struct PassedStages {
+    static constexpr int AT_ONCE = 4;
+    Stages &stages;
+    int lane, n = 0; // that were given back
+    // Up to the stage of an expert, without that one.
+    __device__ __forceinline__ void pass(int end) {
+        while (n < end) {
+            const int some = min(end - n, AT_ONCE);
+            stages.wait_for_all(some, lane);
+            stages.release(some, lane);
+            n += some;
+        }
+    }
+    // Where an expert's tiles lie, once they are there.
+    __device__ __forceinline__ const u8 *await(int expert) {
+        pass(expert / Stage::PAIRS);
+        stages.wait_for_all(1, lane);
+        return stages.at(0) + expert % Stage::PAIRS * (2 * Stage::ROOM);
+    }
+};
+// Products of all rows of a pair of tiles, to products[source][row]. Warps take rows in turn, and give
+// back every stage.
+template <class W> __device__ __forceinline__ void multiply_rows(Block &block, float *products, int n_tiles) {
+    using Stage = TileStage<W, EXPERT_UNITS>;
+    const Distinct &used = block.shared.used;
+    const u32 number = block.number_before(1), n_rows = used.first_row[used.n];
+    const auto words_of = [&](u32 row) { return block.launch.h + used.sources[row] * (EXPERT_STRIDE / 2); };
+    PassedStages<Stage> passed{block.stages, block.lane};
+    AskedRow asked;
+    int expert = 0;
+    if (block.warp < n_rows) asked.ask(words_of(block.warp), block.lane);
+#pragma unroll 1
+    for (u32 row = block.warp; row < n_rows; row += WARPS) {
+        while (row >= used.first_row[expert + 1]) ++expert;
+        const u8 *tiles = passed.await(expert);
+        const u32 source = used.sources[row];
+        block.watch.until([&] {
+            if (asked.is_there(number, block.lane)) return true;
+            asked.ask(words_of(row), block.lane);
+            return false;
+        });
+        __syncwarp();
+        const ExpertRow input = asked.values(block.lane);
+        // The next one comes meanwhile.
+        if (row + WARPS < n_rows) asked.ask(words_of(row + WARPS), block.lane);
+        float total[2];
+        multiply_row<typename W::Form>(total, tiles, n_tiles == 1 ? 0 : Stage::ROOM, input, block.lane);
+        if (block.lane % 4 == 3) {
+            float *to = products + source * 16 + block.lane / 4;
+            to[0] = total[0], to[8] = total[1];
+        }
+    }
+    passed.pass((used.n + Stage::PAIRS - 1) / Stage::PAIRS);
+}
+
+// ---- several tokens, in batches of experts ------------------------------------------------------
+// The same products, where warps share the columns: as many experts at a time as there is room for.
+template <class W, bool ONE> __device__ __forceinline__ void multiply_batches(Block &block, float *sums, float *products, int n_tiles) {
+    constexpr int AT_ONCE = ExpertPair<W, ONE>::AT_ONCE;
+    const Distinct &used = block.shared.used;
+    const u32 n_tokens = ONE ? 1 : block.n_tokens, each = n_tokens * 8, zero = unknown_zero(); // sums of a tile
+    const int n = ONE ? N_CHOSEN : used.n, most_experts = EXPERT_SUMS / (2 * WARPS * each);
+    const u32 most_rows = x_units(n_tokens) / EXPERT_UNITS, own_token = min((u32)block.lane / 4, n_tokens - 1);
+    int end = 0;
+#pragma unroll 1
+    for (int first = 0; first < n; first = end) {
+        for (end = min(first + AT_ONCE, n); end < n && end + AT_ONCE <= first + most_experts; end = min(end + AT_ONCE, n))
+            if (used.first_row[min(end + AT_ONCE, n)] - used.first_row[first] > most_rows) break;
+        const u32 first_row = used.first_row[first];
+        await_inputs<false>(block, used, first_row, used.first_row[end] - first_row);
+#pragma unroll 1
+        for (int i = first; i < end; i += AT_ONCE) {
+            float sum[AT_ONCE][4] = {};
+            const uint4 *x[AT_ONCE];
+#pragma unroll
+            for (int of = 0; of < AT_ONCE; ++of) {
+                // Tokens that do not use the expert may have any input: columns do not mix.
+                const int expert = min(i + of, end - 1);
+                const u32 row = used.has(expert, own_token) ? used.row(expert, own_token) : used.first_row[expert];
+                x[of] = block.x + (row - first_row) * (EXPERT_UNITS * 4) + block.lane % 4;
+            }
+            ExpertPair<W, ONE>::add(sum, block, i, n, n_tiles, x, zero);
+#pragma unroll
+            for (int of = 0; of < AT_ONCE; ++of) {
+                float *to = sums + ((min(i + of, end - 1) - first) * 2 * WARPS + block.warp) * each;
+                const PairPlace place = {to, to + WARPS * each, n_tokens, block.lane};
+                place.each([&](float &upper, float &lower, int e) INLINED { upper = sum[of][e], lower = sum[of][2 + e]; });
+            }
+        }
+        meet();
+        // A thread adds up the eighths of one product.
+#pragma unroll 1
+        for (u32 i = block.thread(); i < (end - first) * 2 * each; i += WARPS * 32) {
+            const u32 tile = i / each, at = i % each, expert = first + tile / 2;
+            if (!used.has(expert, at / 8)) continue;
+            const float *of = sums + tile * WARPS * each + at;
+            float total = of[0];
+#pragma unroll
+            for (int w = 1; w < WARPS; ++w) total += of[w * each];
+            products[used.sources[used.row(expert, at / 8)] * 16 + tile % 2 * 8 + at % 8] = total;
+        }
+        meet();
+    }
+}
+
 // x += sum of weight * (h * W), rounded once.
 template <class W, bool ONE> __device__ __forceinline__ void add_expert_products(Block &block) {
-    constexpr int AT_ONCE = ExpertPair<W, ONE>::AT_ONCE;
     const Launch &launch = block.launch;
     const Distinct &used = block.shared.used;
     const TileRange own = block.shared.own.hidden;
     if (own.first == own.end) return;
     float *sums = (float *)&block.shared.scratch.sums, *products = sums + EXPERT_SUMS;
-    const u32 n_tokens = ONE ? 1 : block.n_tokens, each = n_tokens * 8, zero = unknown_zero(); // sums of a tile
-    const int n = ONE ? N_CHOSEN : used.n, most_experts = EXPERT_SUMS / (2 * WARPS * each);
-    const u32 most_rows = x_units(n_tokens) / EXPERT_UNITS, own_token = min((u32)block.lane / 4, n_tokens - 1);
+    const u32 n_tokens = ONE ? 1 : block.n_tokens;
     meet(); // the sums of the product before have been read
 #pragma unroll 1
     for (int pair = own.first; pair < own.end; pair += 2) {
         const int n_tiles = min(2, own.end - pair);
-        int end = 0;
-#pragma unroll 1
-        for (int first = 0; first < n; first = end) {
-            for (end = min(first + AT_ONCE, n); end < n && end + AT_ONCE <= first + most_experts; end = min(end + AT_ONCE, n))
-                if (used.first_row[min(end + AT_ONCE, n)] - used.first_row[first] > most_rows) break;
-            const u32 first_row = used.first_row[first];
-            await_inputs<false>(block, used, first_row, used.first_row[end] - first_row);
-#pragma unroll 1
-            for (int i = first; i < end; i += AT_ONCE) {
-                float sum[AT_ONCE][4] = {};
-                const uint4 *x[AT_ONCE];
-#pragma unroll
-                for (int of = 0; of < AT_ONCE; ++of) {
-                    // Tokens that do not use the expert may have any input: columns do not mix.
-                    const int expert = min(i + of, end - 1);
-                    const u32 row = used.has(expert, own_token) ? used.row(expert, own_token) : used.first_row[expert];
-                    x[of] = block.x + (row - first_row) * (EXPERT_UNITS * 4) + block.lane % 4;
-                }
-                ExpertPair<W, ONE>::add(sum, block, i, n, n_tiles, x, zero);
-#pragma unroll
-                for (int of = 0; of < AT_ONCE; ++of) {
-                    float *to = sums + ((min(i + of, end - 1) - first) * 2 * WARPS + block.warp) * each;
-                    const PairPlace place = {to, to + WARPS * each, n_tokens, block.lane};
-                    place.each([&](float &upper, float &lower, int e) INLINED { upper = sum[of][e], lower = sum[of][2 + e]; });
-                }
-            }
+        if constexpr (!ONE && goes_by_rows<W>()) {
+            multiply_rows<W>(block, products, n_tiles);
             meet();
-            // A thread adds up the eighths of one product.
-#pragma unroll 1
-            for (u32 i = block.thread(); i < (end - first) * 2 * each; i += WARPS * 32) {
-                const u32 tile = i / each, at = i % each, expert = first + tile / 2;
-                if (!used.has(expert, at / 8)) continue;
-                const float *of = sums + tile * WARPS * each + at;
-                float total = of[0];
-#pragma unroll
-                for (int w = 1; w < WARPS; ++w) total += of[w * each];
-                products[used.sources[used.row(expert, at / 8)] * 16 + tile % 2 * 8 + at % 8] = total;
-            }
-            meet();
-        }
+        } else multiply_batches<W, ONE>(block, sums, products, n_tiles);
 #pragma unroll 1
         for (u32 i = block.thread(); i - block.lane < n_tokens * 16; i += WARPS * 32) {
             const u32 token = min(i / 16, n_tokens - 1), r = pair * 8 + i % 16;
@@ -285,6 +394,7 @@ template <class W, bool ONE> __device__ __forceinline__ void add_expert_products
             }
             publish_row(launch.x + token * (HIDDEN_STRIDE / 2), r, HIDDEN, there, value, block.number);
         }
+        if (goes_by_rows<W>() && pair + 2 < own.end) meet(); // products have been read
     }
 }
 __device__ __forceinline__ void compute_expert_down(Block &block) {

@@ -64,9 +64,14 @@ __device__ __forceinline__ void take_routes(Block &block) {
         }
         meet();
     } else {
-        find_distinct<WARPS * 32>(to, block.n_tokens, block.thread(), [&](u32 token, Route *routes) { await_routes(block, token, routes, number); },
-                                  [] { meet(); });
-        if (block.thread() == 0) tell();
+        // What the copying warp has to know comes first here too; weights are read many meetings later.
+        Choice own = {};
+        find_distinct<WARPS * 32>(
+            to, block.n_tokens, block.thread(), [&](u32 token, Route *routes) INLINED { own = await_experts(block, token, routes, number); }, [] { meet(); },
+            [&]() INLINED {
+                if (block.thread() == 0) tell();
+            });
+        if (block.warp < block.n_tokens) weigh_experts(own, to.routes[block.warp], block.lane);
     }
 }
 // The copying warp's end of it. False where the block has left.
