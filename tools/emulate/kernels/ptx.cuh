@@ -143,9 +143,9 @@ inline void copy(void *to, const void *from, u32 bytes, u64 *barrier, int lane) 
     if (lane == 0) copies.push_back({to, from, bytes, barrier});
 }
 inline void copy_passing(void *to, const void *from, u32 bytes, u64 *barrier, int lane) { copy(to, from, bytes, barrier, lane); }
-inline void copy_eight(u8 *to, u32 to_stride, const u8 *from, u32 from_stride, u32 bytes, u64 *barrier, int lane) {
+inline void copy_pieces(u8 *to, const u8 *from, u32 stride, u32 bytes, u32 n, u64 *barrier, int lane) {
     __syncwarp();
-    if (lane < 8) copy(to + lane * to_stride, from + lane * from_stride, bytes, barrier, 0);
+    if (lane < n) copy(to + lane * bytes, from + lane * stride, bytes, barrier, 0);
 }
 inline void copies_begun(u64 *) {}
 inline void before_copies() {}

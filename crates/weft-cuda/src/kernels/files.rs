@@ -131,6 +131,7 @@ pub(super) const HEADERS: &[(&str, &str)] = &files![
     "persistent/norm_product.cuh",
     "persistent/norm_qkv.cuh",
     "persistent/norm_route.cuh",
+    "persistent/planned.cuh",
     "persistent/product.cuh",
     "persistent/proj_add.cuh",
     "persistent/residual.cuh",

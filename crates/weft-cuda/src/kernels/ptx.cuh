@@ -289,13 +289,13 @@ __device__ __forceinline__ void copy_passing(void *to, const void *from, u32 byt
     copy(to, from, bytes, barrier, lane);
 #endif
 }
-// Eight such copies, of `bytes` each, with equal distances.
-__device__ __forceinline__ void copy_eight(u8 *to, u32 to_stride, const u8 *from, u32 from_stride, u32 bytes, u64 *barrier, int lane) {
+// Up to 32 such copies, of `bytes` each, with equal distances; they lie together afterwards.
+__device__ __forceinline__ void copy_pieces(u8 *to, const u8 *from, u32 stride, u32 bytes, u32 n, u64 *barrier, int lane) {
 #if __CUDA_ARCH__ >= 900
     __syncwarp();
-    if (lane < 8) copy_passing(to + lane * to_stride, from + lane * from_stride, bytes, barrier, 0);
+    if (lane < n) copy_passing(to + lane * bytes, from + lane * stride, bytes, barrier, 0);
 #else
-    for (int i = 0; i < 8; ++i) copy_passing(to + i * to_stride, from + i * from_stride, bytes, barrier, lane);
+    for (u32 i = 0; i < n; ++i) copy_passing(to + i * bytes, from + i * stride, bytes, barrier, lane);
 #endif
 }
 // After the last of them.

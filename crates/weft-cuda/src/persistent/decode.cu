@@ -51,6 +51,35 @@ __device__ __forceinline__ bool load_product(Copier &copier, const BlockShared &
                                                            : load_norm(copier, copies, launch, layer, shared.own, kind, kind == NORM_HEAD ? MANY_IN_FLIGHT : few);
     return here && load_tiles(copier, copies);
 }
+// Those of a layer of a narrow model, planned by one thread, and as they were planned.
+__device__ __forceinline__ void plan_stages(BlockShared &shared) {
+    const LayerAddresses &layer = shared.layers[0];
+    const OwnTiles &own = shared.own;
+    const int few = few_in_flight(shared);
+    if constexpr (IS_PLANNED) {
+        with_norm_forms(layer, NORM_QKV, [&](auto forms) INLINED { shared.planned.add<decltype(forms), HIDDEN_UNITS>(PLANNED_QKV, own.qkv, NORM_TILES, true, few); });
+        with_proj(layer.variants.proj, [&](auto matrix) INLINED { shared.planned.add<decltype(matrix), ProjAdd::UNITS>(PLANNED_PROJ, own.hidden, ADD_TILES, false, few); });
+        with_norm_forms(layer, NORM_GATE_UP, [&](auto forms) INLINED { shared.planned.add<decltype(forms), HIDDEN_UNITS>(PLANNED_GATE_UP, own.gate_up, NORM_TILES, true, few); });
+        with_down(layer.variants.down, [&](auto matrix) INLINED { shared.planned.add<decltype(matrix), DownAdd::UNITS>(PLANNED_DOWN, own.hidden, ADD_TILES, false, few); });
+    }
+}
+__device__ __forceinline__ bool load_planned(Copier &copier, const PlannedStages &planned, const LayerAddresses &layer, OpKind kind) {
+    const u32 product = kind == NORM_QKV ? PLANNED_QKV : kind == PROJ_ADD ? PLANNED_PROJ : kind == NORM_GATE_UP ? PLANNED_GATE_UP : PLANNED_DOWN;
+    const u8 *weights = kind == NORM_QKV ? layer.qkv : kind == PROJ_ADD ? layer.o : kind == NORM_GATE_UP ? layer.gate_up : layer.down;
+    const u8 *norm = (const u8 *)(kind == NORM_QKV ? layer.attention_norm : layer.mlp_norm);
+    copier.in_flight = planned.in_flight[product];
+    const u32 end = planned.end[product];
+#pragma unroll 1
+    for (u32 i = planned.begin(product); i < end; ++i) {
+        const PlannedStage next = planned.all[i];
+        const u8 *from = (next.is_norm ? norm : weights) + next.offset;
+        const bool pushed = copier.push(next.bytes * next.n_pieces, [&](u8 *stage, u64 *full) {
+            copy_pieces(stage, from, next.stride, next.bytes, next.n_pieces, full, copier.lane);
+        });
+        if (!pushed) return false;
+    }
+    return true;
+}
 #if HAS_EXPERTS
 // That of a router or of experts.
 __device__ __forceinline__ bool load_sparse(Copier &copier, const BlockShared &shared, const LayerAddresses &layer, const u8 *router, OpKind kind) {
@@ -80,6 +109,7 @@ template <bool BARE> __device__ __forceinline__ bool load_op(Copier &copier, con
     default:
         if (kind == NORM_QKV) fetch_norms(layer, copier.lane);
         if (BARE && kind == NORM_QKV && !empty_rows(shared, launch, step, shared.ops[op] >> 8, copier.lane)) return false;
+        if (IS_PLANNED && kind != NORM_HEAD) return load_planned(copier, shared.planned, layer, kind);
         return kind == NORM_HEAD && shared.n_outputs == 0 || load_product(copier, shared, launch, layer, kind);
     }
 }
@@ -88,6 +118,8 @@ template <bool BARE> __device__ __forceinline__ bool load_op(Copier &copier, con
 template <bool BARE> __device__ __forceinline__ void load(BlockShared &shared, const Launch &launch, u8 *ring_memory, int lane) {
     Copier copier = {shared.ring, ring_memory, launch.n_stages, lane};
     u32 n_attended = 0, n_published = 0;
+    if (IS_PLANNED && lane == 0) plan_stages(shared);
+    __syncwarp();
     bool here = true;
     for (u32 step = 0; step < launch.n_steps && here; ++step)
         for (u32 op = 0; op < launch.n_ops && here; ++op) {

@@ -105,7 +105,7 @@ template <class W, int UNITS> struct TileStage {
     static __device__ __forceinline__ void copy_strip(u8 *to, const u8 *tile, int strip, int unit_bytes, u64 *full, int lane) {
         const int bytes = WARPS * width(strip) * unit_bytes;
         if (LIES_TOGETHER) copy_passing(to, tile + strip * (WARPS * STRIP) * unit_bytes, bytes, full, lane);
-        else copy_eight(to, bytes / WARPS, tile + strip * STRIP * unit_bytes, UNITS * unit_bytes, bytes / WARPS, full, lane);
+        else copy_pieces(to, tile + strip * STRIP * unit_bytes, UNITS * unit_bytes, bytes / WARPS, WARPS, full, lane);
     }
 };
 

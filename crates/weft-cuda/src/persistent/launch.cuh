@@ -6,6 +6,7 @@
 #include "kernels/section.cuh"
 #include "ops/norm_qkv.cuh"
 #include "persistent/hop.cuh"
+#include "persistent/planned.cuh"
 #include "persistent/product.cuh"
 #include "persistent/ring.cuh"
 #if HAS_EXPERTS
@@ -93,6 +94,7 @@ union Scratch {
 
 struct BlockShared {
     LongRing ring;
+    PlannedStages planned;
     LayerAddresses layers[LAYERS];
     u16 ops[MOST_OPS];
     u32 n_outputs;

@@ -126,21 +126,25 @@ __device__ __forceinline__ u32 take_best(Block &block) {
     const u32 number = block.number_before(0);
     u64 best = 0;
     u32 last = 0;
-    for (int first = 0; first < N_BLOCKS; first += 32) {
-        const int from = first + block.lane;
-        TwoWords words = {0, 0};
-        block.watch.until([&] {
-            if (from >= N_BLOCKS) return true;
-            words = load_two_relaxed(candidate_words(block, block.warp, from));
-            return number_of(words.first) == number && number_of(words.second) == number;
-        });
-        __syncwarp();
-        if (from >= N_BLOCKS) continue;
-        // A row's complement has its highest bit set; where the first block wants to stop it is
-        // not.
-        if (from == 0 && !(value_of(words.second) & 0x80000000u)) last = LAST;
-        best = better(best, (u64)value_of(words.first) << 32 | value_of(words.second) | 0x80000000u);
-    }
+    // All are asked for at once, because they are far. A lane without a block has the last one's too.
+    constexpr int EACH = (N_BLOCKS + 31) / 32;
+    const u64 *from[EACH];
+    TwoWords words[EACH];
+#pragma unroll
+    for (int i = 0; i < EACH; ++i) from[i] = candidate_words(block, block.warp, min(i * 32 + block.lane, N_BLOCKS - 1));
+    block.watch.until([&] {
+        bool all = true;
+#pragma unroll
+        for (int i = 0; i < EACH; ++i) words[i] = load_two_relaxed(from[i]);
+#pragma unroll
+        for (int i = 0; i < EACH; ++i) all &= number_of(words[i].first) == number && number_of(words[i].second) == number;
+        return all;
+    });
+    __syncwarp();
+    // A row's complement has its highest bit set; where the first block wants to stop it is not.
+    if (block.lane == 0 && !(value_of(words[0].second) & 0x80000000u)) last = LAST;
+#pragma unroll
+    for (int i = 0; i < EACH; ++i) best = better(best, (u64)value_of(words[i].first) << 32 | value_of(words[i].second) | 0x80000000u);
 #pragma unroll
     for (int other = 1; other < 32; other *= 2) best = better(best, __shfl_xor_sync(FULL, best, other));
     const u32 top = (u32)(best >> 32);

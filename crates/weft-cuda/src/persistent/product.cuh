@@ -72,6 +72,20 @@ struct TileCopies {
     int n_strips, tiles;         // of a tile; that a stage holds of one strip
     u32 strip_bytes, last_bytes; // of a tile's strips, and of its last
     u32 eighth_bytes;            // of a warp's units of a tile, where strips do not lie together; or zero
+
+    // Calls `visit(where it begins behind the weights, its bytes)` for each stage, in the order in which
+    // `multiply_tiles` takes them, until that says no.
+    template <class Visit> __device__ __forceinline__ bool each_stage(Visit visit) const {
+        for (int first = own.first; first < own.end; first += at_once) {
+            const int end = min(first + at_once, own.end);
+            for (int strip = 0; strip < n_strips; ++strip)
+                for (int tile = first; tile < end; tile += tiles) {
+                    const u32 bytes = (strip + 1 < n_strips ? strip_bytes : last_bytes) * min(tiles, end - tile);
+                    if (!visit(tile * (u64)tile_bytes + strip * (eighth_bytes == 0 ? strip_bytes : strip_bytes / WARPS), bytes)) return false;
+                }
+        }
+        return true;
+    }
 };
 template <class W, int UNITS> __device__ __forceinline__ TileCopies tile_copies(const u8 *weights, const TileRange &own, int at_once) {
     if constexpr (W::IS_PLAIN) {
@@ -86,24 +100,15 @@ template <class W, int UNITS> __device__ __forceinline__ TileCopies tile_copies(
                 WARPS * (UNITS - (Stage::STRIPS - 1) * Stage::STRIP) * W::BYTES, 0};
     }
 }
-// The copying warp: stages in the order `multiply_tiles` takes them in. False where the block has
-// left. All matrices go through the same few instructions here too.
+// The copying warp: all of them. False where the block has left. All matrices go through the same few
+// instructions here too.
 __device__ __forceinline__ bool load_tiles(Copier &copier, const TileCopies &copies) {
-    for (int first = copies.own.first; first < copies.own.end; first += copies.at_once) {
-        const int end = min(first + copies.at_once, copies.own.end);
-        for (int strip = 0; strip < copies.n_strips; ++strip)
-            for (int tile = first; tile < end; tile += copies.tiles) {
-                const u8 *from = copies.weights + (u64)tile * copies.tile_bytes;
-                const u32 of_one = strip + 1 < copies.n_strips ? copies.strip_bytes : copies.last_bytes;
-                const u32 bytes = of_one * min(copies.tiles, end - tile);
-                const bool pushed = copier.push(bytes, [&](u8 *stage, u64 *full) {
-                    if (copies.eighth_bytes == 0) copy_passing(stage, from + strip * copies.strip_bytes, bytes, full, copier.lane);
-                    else copy_eight(stage, bytes / WARPS, from + strip * (copies.strip_bytes / WARPS), copies.eighth_bytes, bytes / WARPS, full, copier.lane);
-                });
-                if (!pushed) return false;
-            }
-    }
-    return true;
+    return copies.each_stage([&](u64 offset, u32 bytes) {
+        return copier.push(bytes, [&](u8 *stage, u64 *full) {
+            if (copies.eighth_bytes == 0) copy_passing(stage, copies.weights + offset, bytes, full, copier.lane);
+            else copy_pieces(stage, copies.weights + offset, copies.eighth_bytes, bytes / WARPS, WARPS, full, copier.lane);
+        });
+    });
 }
 // What to copy of a matrix in any form, with `in_flight` full stages on their way at once. A matrix
 // of several forms is copied here, and leaves nothing. False where the block has left.
