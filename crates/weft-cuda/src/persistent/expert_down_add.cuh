@@ -254,26 +254,23 @@ template <class W> constexpr bool goes_by_rows() {
     if constexpr (W::IS_PLAIN || !W::IS_UNIFORM) return false;
     else return TileStage<W, EXPERT_UNITS>::PAIRS > 0 && has_small_units<typename W::Form>() && EXPERT_UNITS <= 4;
 }
-// The stages of a pair of tiles of all experts that are used, as a warp passes them. Each of them is
-// awaited before it is given back: a barrier knows its turns only as odd or even. Few are awaited at
-// once, because the ring may have no room for more.
-template <class Stage> struct PassedStages {
+// The stages of a pair of tiles of all experts that are used, as a warp takes those that it reads. Few
+// are skipped at once, because the ring may have no room for more.
+template <class Stage> struct OwnStages {
     static constexpr int AT_ONCE = 4;
     Stages &stages;
-    int lane, n = 0; // that were given back
-    // Up to the stage of an expert, without that one.
-    __device__ __forceinline__ void pass(int end) {
-        while (n < end) {
-            const int some = min(end - n, AT_ONCE);
-            stages.wait_for_all(some, lane);
-            stages.release(some, lane);
-            n += some;
-        }
+    int lane, n = 0;    // that were given back
+    bool reads = false; // the next one
+    // Up to a stage, without it.
+    __device__ __forceinline__ void skip_to(int end) {
+        if (reads && n < end) stages.release(1, lane), ++n, reads = false;
+        for (; n < end; n = min(n + AT_ONCE, end)) stages.skip(min(end - n, AT_ONCE), lane);
     }
     // Where an expert's tiles lie, once they are there.
     __device__ __forceinline__ const u8 *await(int expert) {
-        pass(expert / Stage::PAIRS);
+        skip_to(expert / Stage::PAIRS);
         stages.wait_for_all(1, lane);
+        reads = true;
         return stages.at(0) + expert % Stage::PAIRS * (2 * Stage::ROOM);
     }
 };
@@ -284,14 +281,14 @@ template <class W> __device__ __forceinline__ void multiply_rows(Block &block, f
     const Distinct &used = block.shared.used;
     const u32 number = block.number_before(1), n_rows = used.first_row[used.n];
     const auto words_of = [&](u32 row) { return block.launch.h + used.sources[row] * (EXPERT_STRIDE / 2); };
-    PassedStages<Stage> passed{block.stages, block.lane};
+    OwnStages<Stage> own{block.stages, block.lane};
     AskedRow asked;
     int expert = 0;
     if (block.warp < n_rows) asked.ask(words_of(block.warp), block.lane);
 #pragma unroll 1
     for (u32 row = block.warp; row < n_rows; row += WARPS) {
         while (row >= used.first_row[expert + 1]) ++expert;
-        const u8 *tiles = passed.await(expert);
+        const u8 *tiles = own.await(expert);
         const u32 source = used.sources[row];
         block.watch.until([&] {
             if (asked.is_there(number, block.lane)) return true;
@@ -309,7 +306,7 @@ template <class W> __device__ __forceinline__ void multiply_rows(Block &block, f
             to[0] = total[0], to[8] = total[1];
         }
     }
-    passed.pass((used.n + Stage::PAIRS - 1) / Stage::PAIRS);
+    own.skip_to((used.n + Stage::PAIRS - 1) / Stage::PAIRS);
 }
 
 // ---- several tokens, in batches of experts ------------------------------------------------------

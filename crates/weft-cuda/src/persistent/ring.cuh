@@ -91,6 +91,16 @@ struct Stages {
         if (lane < n) barrier_arrive(&ring.empty[place.after(lane, n_stages).stage]);
         place = place.after(n, n_stages);
     }
+    // The same of stages that this warp does not read. They are awaited all the same: a barrier knows its
+    // turns only as odd or even.
+    __device__ __forceinline__ void skip(u32 n, int lane) {
+        if (lane < n) {
+            wait(lane);
+            barrier_arrive(&ring.empty[place.after(lane, n_stages).stage]);
+        }
+        __syncwarp();
+        place = place.after(n, n_stages);
+    }
 };
 
 // The copying warp's end of it.
