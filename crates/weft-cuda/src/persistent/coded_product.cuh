@@ -178,29 +178,26 @@ __device__ __forceinline__ void sum_coded_tiles(Stages &stages, int first_tile, 
     }
 }
 
-// The same of up to PAIRS pairs of tiles at once, where a stage holds whole pairs of one form: a unit
-// of the input is read once for all of them, and stages are awaited and given back together. `leave` has
-// the sums of each pair, as `add_pair` gives them. Pairs that are missing are the last one again.
+// The same of some pairs of tiles at once, where a stage holds whole pairs of one form: a unit of the
+// input is read once for all of them, and stages are awaited and given back together. `leave` has the
+// sums of each pair, as `add_pair` gives them.
 template <class W, int UNITS> constexpr bool goes_side_by_side() {
     if constexpr (!W::IS_UNIFORM || CodedStage<W, UNITS>::TILES == 1) return false;
     else return W::Form::RUNS == 1 && !W::Form::HAS_OFFSET;
 }
 template <class W, int PAIRS, int UNITS, bool ONE, class Input, class Leave>
-__device__ __forceinline__ void sum_pairs_of_tiles(Stages &stages, int n_pairs, u32 n_tokens, int warp, int lane, Input &input, Leave leave) {
+__device__ __forceinline__ void sum_pairs_of_tiles(Stages &stages, u32 n_tokens, int warp, int lane, Input &input, Leave leave) {
     using Stage = CodedStage<W, UNITS>;
     using F = typename W::Form;
     constexpr int AT_ONCE = UNITS % 4 == 0 ? 4 : UNITS % 3 == 0 ? 3 : UNITS % 2 == 0 ? 2 : 1;
     const u32 zero = unknown_zero();
-    const int n_stages = Stage::stages(2 * n_pairs);
+    constexpr int N_STAGES = Stage::stages(2 * PAIRS);
     input.ready(0, UNITS);
     const uint4 *x = input.from(0);
-    stages.wait_for_all(n_stages, lane);
+    stages.wait_for_all(N_STAGES, lane);
     const u8 *tiles[2 * PAIRS];
 #pragma unroll
-    for (int i = 0; i < 2 * PAIRS; ++i) {
-        const int tile = min(i / 2, n_pairs - 1) * 2 + i % 2;
-        tiles[i] = stages.at(tile / Stage::TILES) + (tile % Stage::TILES * (WARPS * UNITS) + warp * UNITS) * F::BYTES;
-    }
+    for (int i = 0; i < 2 * PAIRS; ++i) tiles[i] = stages.at(i / Stage::TILES) + (i % Stage::TILES * (WARPS * UNITS) + warp * UNITS) * F::BYTES;
     float sum[PAIRS][4] = {};
 #pragma unroll 1
     for (int first = 0; first < UNITS; first += AT_ONCE) {
@@ -215,7 +212,7 @@ __device__ __forceinline__ void sum_pairs_of_tiles(Stages &stages, int n_pairs, 
         for (int i = 0; i < 2 * PAIRS; ++i) tiles[i] += AT_ONCE * F::BYTES;
     }
     leave(sum);
-    stages.release(n_stages, lane);
+    stages.release(N_STAGES, lane);
 }
 
 // ---- weights that are there first --------------------------------------------------------------

@@ -303,8 +303,11 @@ __device__ __forceinline__ void sum_any_coded_tiles(Stages &stages, WarpSums &su
                 leave_pairs<N, 1>(sums, flip, n_tokens, warp, lane, [&](int tile, int, int e) INLINED { return sum[tile / 2][tile % 2 * 2 + e]; });
             });
     if constexpr (TOGETHER == 2 && goes_side_by_side<W, UNITS>())
-        return sum_pairs_of_tiles<W, TILES / 2, UNITS, ONE>(stages, n_tiles / 2, n_tokens, warp, lane, input, [&](const float (&sum)[TILES / 2][4]) INLINED {
-            leave_pairs<TILES, 1>(sums, flip, n_tokens, warp, lane, [&](int tile, int, int e) INLINED { return sum[tile / 2][tile % 2 * 2 + e]; });
+        return for_count<TILES / 2>(n_tiles / 2, [&](auto n) INLINED {
+            constexpr int PAIRS = decltype(n)::VALUE;
+            sum_pairs_of_tiles<W, PAIRS, UNITS, ONE>(stages, n_tokens, warp, lane, input, [&](const float (&sum)[PAIRS][4]) INLINED {
+                leave_pairs<2 * PAIRS, 1>(sums, flip, n_tokens, warp, lane, [&](int tile, int, int e) INLINED { return sum[tile / 2][tile % 2 * 2 + e]; });
+            });
         });
     constexpr bool ODD = TOGETHER == 1 && HiddenRows::MOST_TILES % 2 == 1;
     sum_coded_tiles<W, UNITS, ONE, ODD>(stages, first_tile, n_tiles, n_tokens, warp, lane, input, [&](int tile) INLINED { return sums.of[flip][tile][warp]; });
