@@ -47,7 +47,10 @@ template <class Logit> __device__ __forceinline__ Choice choose_experts(Logit lo
         bool is_best = left[0] == best;
         if (i == 0) own.highest = route_logit(best);
         const u32 lanes = __ballot_sync(FULL, is_best);
-        if (lanes & (lanes - 1)) is_best = is_best && experts[0] == __reduce_min_sync(FULL, is_best ? experts[0] : ~0u); // a tie
+        if (lanes & (lanes - 1)) { // a tie: by all lanes, whether they are in it or not
+            const u32 first = __reduce_min_sync(FULL, is_best ? experts[0] : ~0u);
+            is_best = is_best && experts[0] == first;
+        }
         // Without a branch: every round waits for the one before.
         own.chosen |= is_best ? 1u << experts[0] / 32 : 0;
 #pragma unroll

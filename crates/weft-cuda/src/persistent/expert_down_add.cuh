@@ -391,7 +391,7 @@ template <class W, bool ONE> __device__ __forceinline__ void add_expert_products
             }
             publish_row(launch.x + token * (HIDDEN_STRIDE / 2), r, HIDDEN, there, value, block.number);
         }
-        if (goes_by_rows<W>() && pair + 2 < own.end) meet(); // products have been read
+        if (!ONE && goes_by_rows<W>() && pair + 2 < own.end) meet(); // products have been read
     }
 }
 __device__ __forceinline__ void compute_expert_down(Block &block) {
