@@ -218,7 +218,7 @@ int main(int n_arguments, char **arguments) {
         void *all[] = {&launch};
         checked(cudaEventRecord(begin));
         if (BARE_BYTES > 0 && n_lanes >= BARE_TOKENS) checked(cudaMemsetAsync(launch.bare, 0xff, BARE_BYTES));
-        checked(cudaLaunchCooperativeKernel(function, dim3(N_BLOCKS), dim3(RING_THREADS), all, dynamic_bytes, 0));
+        checked(cudaLaunchCooperativeKernel(function, dim3(N_BLOCKS), dim3(PERSISTENT_THREADS), all, dynamic_bytes, 0));
         checked(cudaEventRecord(end)), checked(cudaEventSynchronize(end));
         float ms;
         checked(cudaEventElapsedTime(&ms, begin, end));

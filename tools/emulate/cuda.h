@@ -99,7 +99,7 @@ struct EmulatedBlock {
     u8 *dynamic;
     size_t dynamic_bytes;
     EmulatedWarp warps[17];
-    u32 arrived[2] = {}, meetings[2] = {};
+    u32 arrived[6] = {}, meetings[6] = {}; // at barriers by their numbers
     std::vector<u64> statics[16]; // variables in shared memory, by where they are declared
 };
 struct Fiber {
@@ -121,7 +121,7 @@ inline void let_others_run() { switch_stacks(&current->stack_pointer, scheduler)
 #define blockIdx (Index{current->block->index, current->block->index_y, 0})
 #define gridDim grid
 #define blockDim (Index{n_threads, 1, 1})
-inline u32 n_threads = 288; // of a block of the kernel that runs
+inline u32 n_threads; // of a block of the kernel that runs
 inline Index grid = {1, 1, 1};
 
 inline void meet_at(u32 &arrived, u32 &meetings, u32 n) {

@@ -349,8 +349,10 @@ static void run_blocks(void (*main)()) {
         if (schedule.next() % 512 == 0) behind = schedule.next() % N_BLOCKS;
         for (u32 block = 0; block < N_BLOCKS; ++block) {
             if (schedule.next() % (block == behind ? 64 : 4) != 0 == (block == behind)) continue;
-            for (u32 thread = 0; thread < 288; ++thread) {
-                current = &fibers[block * 288 + thread];
+            // Warps that add up sums are often late: others must not write where these have yet to read.
+            const bool adding_wait = PERSISTENT_THREADS > RING_THREADS && schedule.next() % 8 != 0;
+            for (u32 thread = 0; thread < (adding_wait ? RING_THREADS : PERSISTENT_THREADS); ++thread) {
+                current = &fibers[block * PERSISTENT_THREADS + thread];
                 if (current->done) continue;
                 switch_stacks(&scheduler, current->stack_pointer);
                 left -= current->done;
@@ -359,6 +361,9 @@ static void run_blocks(void (*main)()) {
         complete_some_copies();
     }
     if (!copies.empty()) printf("copies are on their way when all blocks are gone\n"), exit(1);
+    for (const EmulatedBlock &block : blocks)
+        for (u32 arrived : block.arrived)
+            if (arrived > 0) printf("a barrier is left half full\n"), exit(1);
 }
 static void run(const Launch &launch) {
     launched = &launch;
@@ -574,7 +579,7 @@ static void run_alone(void (*kernel)(), u32 n_blocks, u32 n_blocks_y, u32 thread
                 left -= fiber.done;
             }
     }
-    n_threads = 288, grid = {N_BLOCKS, 1, 1};
+    n_threads = PERSISTENT_THREADS, grid = {N_BLOCKS, 1, 1};
 }
 static void compare_attention(const char *name, const Launch &launch, const Lists &lists, const std::vector<u16> &a, const std::vector<float> &shares) {
     for (u32 i = 0; i < lists.counts[0] * Q_WIDTH; ++i)
@@ -589,7 +594,7 @@ static void compare_attention(const char *name, const Launch &launch, const List
 static void run_attend() {
     const LayerAddresses &layer = block_launch->layers[0];
     const QkvStore &from = block_launch->plain.qkv;
-    if (blockIdx.x < gridDim.x) attend(block_step, 1, layer.q_norm, layer.k_norm, block_launch->rope, from.q, from.k, from.v, layer.kv, block_results);
+    if (threadIdx.x < n_threads && blockIdx.x < gridDim.x) attend(block_step, 1, layer.q_norm, layer.k_norm, block_launch->rope, from.q, from.k, from.v, layer.kv, block_results);
     current->done = true;
     for (;;) let_others_run();
 }
@@ -603,7 +608,9 @@ static void check_few(const Launch &launch, const Lists &lists, const std::vecto
         std::copy(stored.begin(), stored.end(), launch.layers[0].kv);
         block_results = {a.data(), sent.data(), sent_cells.data(), nullptr, nullptr, nullptr, shares.data()};
         grid.x = min(lists.counts[2] * KV_HEADS, N_BLOCKS);
+        n_threads = RING_THREADS;
         run_blocks(run_attend);
+        n_threads = PERSISTENT_THREADS;
         grid.x = N_BLOCKS;
         compare_attention("attend", launch, lists, a, shares);
         if (!std::equal(kv.begin(), kv.end(), launch.layers[0].kv)) printf("attend stores other rows\n"), exit(1);
@@ -828,12 +835,13 @@ int main(int n_arguments, char **arguments) {
     const bool drafted = atoi(arguments[6]) & DRAFTED;
     schedule.state += 977 * atoi(arguments[7]);
     grid = {N_BLOCKS, 1, 1};
-    fibers.resize(N_BLOCKS * 288);
+    n_threads = PERSISTENT_THREADS;
+    fibers.resize(N_BLOCKS * PERSISTENT_THREADS);
     for (u32 i = 0; i < N_BLOCKS; ++i) {
         blocks[i].index = i;
         blocks[i].dynamic = guarded<u8>(dynamic_bytes), blocks[i].dynamic_bytes = dynamic_bytes;
     }
-    for (u32 i = 0; i < fibers.size(); ++i) fibers[i] = {nullptr, aligned_alloc(4096, STACK_BYTES), &blocks[i / 288], i % 288, false};
+    for (u32 i = 0; i < fibers.size(); ++i) fibers[i] = {nullptr, aligned_alloc(4096, STACK_BYTES), &blocks[i / PERSISTENT_THREADS], i % PERSISTENT_THREADS, false};
     check_rows();
     Lists lists;
     for (int lane = 0; lane < n_lanes; ++lane) lists.add_lane(before + 37 * lane + n, n, n_steps, layout, drafted);

@@ -115,6 +115,7 @@ fn persistent_kernel(to: &mut Header, config: &Config, shape: &Shape) {
     to.numbers([
         ("PORTION_UNITS", persistent::PORTION_UNITS),
         ("MOST_STAGES", persistent::MOST_STAGES),
+        ("PERSISTENT_THREADS", persistent::threads(config.experts.is_some())),
         ("X_UNIT_BYTES", persistent::X_UNIT_BYTES),
         ("LONG_STAGE_BYTES", memory.stage_bytes()),
         ("CODED_STRIP", memory.coded_strip()),

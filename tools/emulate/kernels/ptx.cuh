@@ -81,6 +81,11 @@ inline void look_again() { let_others_run(); }
 
 // ---- threads -----------------------------------------------------------------------------------
 template <int N = WARPS> inline void meet() { meet_at(current->block->arrived[1], current->block->meetings[1], N * 32); }
+template <int THREADS> void leave_at(u32 barrier) {
+    EmulatedBlock &block = *current->block;
+    if (++block.arrived[barrier] == THREADS) block.arrived[barrier] = 0, ++block.meetings[barrier];
+}
+template <int THREADS> void take_at(u32 barrier) { meet_at(current->block->arrived[barrier], current->block->meetings[barrier], THREADS); }
 inline u32 own_thread() { return threadIdx.x; }
 inline u32 own_block() { return blockIdx.x; }
 inline u64 clock_ns() { return (rounds + 1) * 10'000; }

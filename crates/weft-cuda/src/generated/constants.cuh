@@ -99,6 +99,7 @@ constexpr u32 RULED_OUT = 0x80000000u;
 // The persistent kernel (persistent/).
 constexpr int PORTION_UNITS = 4;
 constexpr int MOST_STAGES = 16;
+constexpr int PERSISTENT_THREADS = 288;
 constexpr int X_UNIT_BYTES = 64;
 constexpr int LONG_STAGE_BYTES = 16384;
 constexpr int CODED_STRIP = 0;

@@ -164,6 +164,11 @@ __device__ __forceinline__ void look_again() {}
 // does not take part.
 template <int N = WARPS> __device__ __forceinline__ void meet() { asm volatile("bar.sync 1, %0;" :: "n"(N * 32) : "memory"); }
 
+// Barriers at which some warps leave what others take. Those that leave something go on at once; those
+// that take it wait. THREADS are all of both.
+template <int THREADS> __device__ __forceinline__ void leave_at(u32 barrier) { asm volatile("bar.arrive %0, %1;" :: "r"(barrier), "n"(THREADS) : "memory"); }
+template <int THREADS> __device__ __forceinline__ void take_at(u32 barrier) { asm volatile("bar.sync %0, %1;" :: "r"(barrier), "n"(THREADS) : "memory"); }
+
 // This thread's number and its block's, asked for anew: where registers are short, nothing that
 // depends on them shall be kept.
 __device__ __forceinline__ u32 own_thread() {

@@ -178,8 +178,15 @@ template <u32 TOKENS, bool DRAWS> __device__ __forceinline__ void decode_tokens(
     uint4 *x = (uint4 *)(ring_memory + launch.n_stages * LONG_STAGE_BYTES) + warp * x_units(tokens) * (X_UNIT_BYTES / 16);
     Watch watch = {launch.given_up, launch.mailbox, 0, false};
     Block block = {launch, shared, watch, {shared.ring, ring_memory, watch, launch.n_stages}, x, warp, lane, tokens, DRAWS};
+#if HAS_EXPERTS
+    if (warp > WARPS) return add_expert_sums(block);
+#endif
     compute<BARE>(block);
     shared.ring.left = 1;
+#if HAS_EXPERTS
+    __syncwarp();
+    leave_at<HANDING_THREADS>(LEFT_AT);
+#endif
 }
 
 // Computes   the plan, or its first ops, for some tokens; where it chooses, the next ones,
@@ -189,11 +196,11 @@ template <u32 TOKENS, bool DRAWS> __device__ __forceinline__ void decode_tokens(
 // Work split one block per multiprocessor. A block owns tiles of every matrix, sections of
 //            attention, and where those are folded 32 dimensions of some heads (attend.cuh); in it
 //            a warp has what it has in the ops' own kernels. A ninth warp copies weights and pages
-//            (ring.cuh).
+//            (ring.cuh); with experts, three more add up sums (expert_gate_up.cuh).
 // Rounding   that of the ops.
 // Moves      weights and pages once: bound by memory, and by the hops from op to op.
 #define WHOLE_PLAN(name, tokens, draws)                                                                                                              \
-    extern "C" __global__ void __launch_bounds__(RING_THREADS, 1) name(const __grid_constant__ Launch launch) {                                  \
+    extern "C" __global__ void __launch_bounds__(PERSISTENT_THREADS, 1) name(const __grid_constant__ Launch launch) {                                  \
         decode_tokens<tokens, draws>(launch);                                                                                                       \
     }
 // The kernels of a program (`modules` in kernels.rs), all of them unless it lists its own: without

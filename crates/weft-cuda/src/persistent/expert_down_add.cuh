@@ -29,13 +29,20 @@ template <class W> __device__ __forceinline__ bool load_expert_down(Copier &copi
     const int n = used.n;
     for (int pair = own.first; pair < own.end; pair += 2) {
         const int n_tiles = min(2, own.end - pair);
-        const auto tile = [&](int expert, int i) { return weights + used.experts[expert] * each + tile_place<W>(pair + i, EXPERT_UNITS); };
+        const u8 *of_pair = weights + tile_place<W>(pair, EXPERT_UNITS), *second = weights + tile_place<W>(pair + 1, EXPERT_UNITS);
+        const auto tile = [&](int expert, int i) { return (i == 0 ? of_pair : second) + used.experts[expert] * each; };
         if constexpr (Stage::PAIRS > 0)
             for (int first = 0; first < n; first += Stage::PAIRS) {
                 const int n_experts = min(Stage::PAIRS, n - first);
+                // Found before there is room for them.
+                const u8 *from[Stage::PAIRS];
+#pragma unroll
+                for (int i = 0; i < Stage::PAIRS; ++i) from[i] = tile(min(first + i, n - 1), 0);
                 const bool pushed = copier.push(n_experts * n_tiles * Stage::ROOM, [&](u8 *stage, u64 *full) {
                     // Two tiles follow one another.
-                    for (int i = 0; i < n_experts; ++i) copy_passing(stage + i * (2 * Stage::ROOM), tile(first + i, 0), n_tiles * Stage::ROOM, full, copier.lane);
+#pragma unroll
+                    for (int i = 0; i < Stage::PAIRS; ++i)
+                        if (i < n_experts) copy_passing(stage + i * (2 * Stage::ROOM), from[i], n_tiles * Stage::ROOM, full, copier.lane);
                 });
                 if (!pushed) return false;
             }

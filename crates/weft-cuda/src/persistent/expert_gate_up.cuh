@@ -110,31 +110,47 @@ template <class W, int UNITS> struct TileStage {
 };
 
 // The copying warp: tiles of the experts that are used, in the order `multiply_tiles` takes them in.
-// False where the block has left.
+// False where the block has left. The expert and its tile are counted, not divided out for every copy.
 template <class W> __device__ __forceinline__ bool load_gate_up(Copier &copier, const Distinct &used, const u8 *weights, const TileRange &own) {
     using Stage = TileStage<W, HIDDEN_UNITS>;
     constexpr int TILES = W::IS_PLAIN || Stage::PAIRS == 0 ? 1 : 2 * Stage::PAIRS;
+    // Two tiles, which are of one expert, lie together if they have no other strips.
+    constexpr int AT_ONCE = TILES > 1 && W::IS_UNIFORM && Stage::STRIPS == 1 ? 2 : 1;
     if constexpr (!W::IS_PLAIN) static_assert(TILES == CodedStage<W, HIDDEN_UNITS>::TILES, "stages hold what is computed");
+    static_assert(GATE_UP_TILES % 2 == 0 && NORM_TILES % 2 == 0, "tiles come in pairs");
     copier.in_flight = Stage::in_flight(EXPERTS_IN_FLIGHT);
     const u64 each = expert_bytes<W>(GATE_UP_TILES, HIDDEN_UNITS);
-    for (int first = own.first; first < own.end; first += NORM_TILES) {
+    struct {
+        int expert, tile; // of the expert
+        __device__ __forceinline__ void pass(int n) {
+            tile += n;
+            if (tile == (int)GATE_UP_TILES) tile = 0, ++expert;
+        }
+    } at = {own.first / (int)GATE_UP_TILES, own.first % (int)GATE_UP_TILES}, next = at;
+    for (int first = own.first; first < own.end; first += NORM_TILES, at = next) {
         const int end = min(first + NORM_TILES, own.end);
-        for (int strip = 0; strip < Stage::STRIPS; ++strip)
+        for (int strip = 0; strip < Stage::STRIPS; ++strip) {
+            next = at;
             for (int tile = first; tile < end; tile += TILES) {
                 const int n = min(TILES, end - tile);
-                // Forms take turns, and tiles come in pairs.
+                // Forms take turns.
                 const u32 pair_bytes = W::unit_bytes(0) + W::unit_bytes(1), units = WARPS * Stage::width(strip);
                 const u32 bytes = units * (n == 1 ? W::unit_bytes(tile) : n / 2 * pair_bytes);
+                const auto place = [&] { return weights + used.experts[next.expert] * each + tile_place<W>(next.tile, HIDDEN_UNITS); };
+                const u8 *from = place();
                 const bool pushed = copier.push(bytes, [&](u8 *stage, u64 *full) {
-                    for (int i = 0; i < n; ++i) {
-                        const int of = tile + i, unit_bytes = W::unit_bytes(of);
-                        const u8 *from = weights + used.experts[of / GATE_UP_TILES] * each + tile_place<W>(of % GATE_UP_TILES, HIDDEN_UNITS);
-                        Stage::copy_strip(stage, from, strip, unit_bytes, full, copier.lane);
-                        stage += units * unit_bytes;
+                    for (int i = 0; i < n; i += AT_ONCE) {
+                        if (i > 0) from = place();
+                        const int unit_bytes = W::unit_bytes(next.tile);
+                        if (AT_ONCE == 2) copy_passing(stage, from, units * pair_bytes, full, copier.lane);
+                        else Stage::copy_strip(stage, from, strip, unit_bytes, full, copier.lane);
+                        stage += AT_ONCE * units * unit_bytes;
+                        next.pass(AT_ONCE);
                     }
                 });
                 if (!pushed) return false;
             }
+        }
     }
     return true;
 }
@@ -152,5 +168,66 @@ struct ExpertGateUp {
         if (block.is_last() && is_used && r < EXPERT_INTER) block.launch.experts.h[(u64)source * EXPERT_STRIDE + r] = value;
     }
 };
+
+// ---- sums that others add up --------------------------------------------------------------------
+// A block has many rounds of tiles here, and nobody waits for the first of them. So the computing warps
+// leave their sums to warps that only add up and publish, and go on with the next round. Both know the
+// rounds of an op: one for NORM_TILES of the block's tiles.
+constexpr u32 LEFT_AT = 2, TAKEN_AT = 4; // two barriers each, in turn
+constexpr int ADDING_THREADS = PERSISTENT_THREADS - RING_THREADS, HANDING_THREADS = WARPS * 32 + ADDING_THREADS;
+
+// The computing warps' end of it.
+struct HandedSums {
+    Block &block;
+    bool is_on;
+    u32 round = 0;
+    // Sums of two rounds ago lie where this round's will. What lay there before the op was read before
+    // routes were chosen, because the warps met for that.
+    __device__ __forceinline__ void begin(u32 flip) {
+        if (!is_on) return;
+        if (round >= 2) take_at<HANDING_THREADS>(TAKEN_AT + round % 2);
+        else if (round == 0 && block.thread() == 0) block.shared.handed_flip = flip;
+    }
+    __device__ __forceinline__ bool are_left() {
+        if (!is_on) return false;
+        __syncwarp();
+        leave_at<HANDING_THREADS>(LEFT_AT + round++ % 2);
+        return true;
+    }
+    __device__ __forceinline__ void end() const {
+        if (!is_on) return;
+        if (round >= 2) take_at<HANDING_THREADS>(TAKEN_AT + round % 2);
+        if (round >= 1) take_at<HANDING_THREADS>(TAKEN_AT + (round - 1) % 2);
+    }
+};
+
+// The adding warps: all rounds of all tokens. Every block that has tiles has some of any choice of
+// experts, so there is a first round.
+__device__ __forceinline__ void add_expert_sums(Block &block) {
+    BlockShared &shared = block.shared;
+    for (u32 step = 0; step < block.launch.n_steps; ++step)
+        for (u32 op = 0; op < block.launch.n_ops; ++op) {
+            if (shared.kind(op) != EXPERT_GATE_UP || !has_gate_up()) continue;
+            block.begin(step, op);
+            TileRange own = {0, 0};
+            u32 flip = 0, round = 0;
+            do {
+                take_at<HANDING_THREADS>(LEFT_AT + round % 2);
+                if (round == 0) {
+                    if (shared.ring.left) return;
+                    own = gate_up_range(shared.used.n), flip = shared.handed_flip;
+                }
+                add_sums<2, 1, ADDING_THREADS>(shared.scratch.sums, flip, own.first, min(NORM_TILES, own.end - own.first) / 2, sum_shift(block.n_tokens), block.n_tokens,
+                                               block.thread() - RING_THREADS, block.lane,
+                                               [&](int tile, u32 token, u32 row, const float (&sums)[2], bool there) INLINED {
+                                                   ExpertGateUp::store(block, tile, token, row, sums[0], sums[1], there);
+                                               });
+                __syncwarp();
+                leave_at<HANDING_THREADS>(TAKEN_AT + round++ % 2);
+                flip ^= 1, own.first += NORM_TILES;
+            } while (own.first < own.end);
+        }
+    take_at<HANDING_THREADS>(LEFT_AT); // the computing warps have left
+}
 
 #endif

@@ -118,6 +118,7 @@ struct BlockShared {
 #if HAS_EXPERTS
     Distinct used;                            // the experts of the layer that runs
     const u8 *routers[LAYERS];
+    u32 handed_flip;                          // which sums the first round of `expert_gate_up` leaves
 #endif
     volatile u32 n_added;                     // `down_add` that are done, where rows have no numbers
 

@@ -171,6 +171,13 @@ pub(crate) struct Persistent {
     last: LastLaunch,
 }
 
+/// Threads of a block: warps that compute, one that copies, and of models with experts those that
+/// add up sums. Registers are shared out among warps in fours, so these have some that nobody uses.
+pub(crate) fn threads(has_experts: bool) -> usize {
+    const ADDING_WARPS: usize = 3;
+    RING_THREADS + if has_experts { ADDING_WARPS * 32 } else { 0 }
+}
+
 /// How the next token of every lane is chosen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Chooses {
@@ -436,7 +443,7 @@ pub(crate) fn launch(device: &mut CudaDevice, run: Run) -> Result<(), CudaError>
     };
     let launch = Launch {
         grid: (persistent.n_blocks, 1),
-        threads: RING_THREADS,
+        threads: threads(device.config.experts.is_some()),
         early: false,
         cooperative: true,
     };

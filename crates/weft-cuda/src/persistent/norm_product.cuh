@@ -76,15 +76,12 @@ __device__ __forceinline__ bool load_experts(Copier &copier, const BlockShared &
 #endif
 
 // ---- computing ---------------------------------------------------------------------------------
-// Results of one row of any of them, from a pair of tiles.
+// Results of one row of any of them, from a pair of tiles; those of experts are stored by other warps.
 template <bool BARE> struct NormStore {
     Block &block;
     OpKind kind;
     u64 &best;
     __device__ __forceinline__ void operator()(int tile, u32 token, u32 row, const float (&sums)[2], bool there) const {
-#if HAS_EXPERTS
-        if (kind == EXPERT_GATE_UP) return ExpertGateUp::store(block, tile, token, row, sums[0], sums[1], there);
-#endif
         if (kind == NORM_GATE_UP) return NormGateUp::store<BARE>(block, tile / 2 * 8 + row, token, sums[0], sums[1], there);
         if (kind == NORM_HEAD) return NormHead::store(block, best, tile * 8 + row, token, sums, there);
 #pragma unroll
@@ -156,10 +153,13 @@ template <bool BARE> __device__ __forceinline__ u64 multiply_norm(Block &block, 
     if (comes_first && !input.awaited) input.await_rows(), input.next();
 #if HAS_EXPERTS
     if (multiply_routed(block, kind, input, own)) return best;
+    const HandedSums handed = {block, is_routed};
+#else
+    const KeptSums handed;
 #endif
     with_norm_forms(block.layer(), kind, [&](auto forms) INLINED {
         multiply_tiles<decltype(forms), NORM_TILES, 2, HIDDEN_UNITS, 1>(block.stages, block.shared.scratch.sums, block.flip, own, n_rows, block.warp, block.lane,
-                                                                        input, NormStore<BARE>{block, kind, best});
+                                                                        input, NormStore<BARE>{block, kind, best}, handed);
     });
     return best;
 }

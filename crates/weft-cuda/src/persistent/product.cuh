@@ -313,23 +313,51 @@ __device__ __forceinline__ void sum_any_coded_tiles(Stages &stages, WarpSums &su
     sum_coded_tiles<W, UNITS, ONE, ODD>(stages, first_tile, n_tiles, n_tokens, warp, lane, input, [&](int tile) INLINED { return sums.of[flip][tile][warp]; });
 }
 
+// Adds up the sums of warps of some groups of tiles, and hands them to `store(first tile, token, row,
+// sums, whether there is such a row)`, by THREADS threads, of whole warps. Rows are shared out as if there
+// were 1, 2, 4 or 8 tokens.
+__device__ __forceinline__ u32 sum_shift(u32 n_tokens) { return n_tokens == 1 ? 3 : n_tokens == 2 ? 4 : n_tokens <= 4 ? 5 : 6; }
+template <int TOGETHER, int CHAINS, int THREADS, class Store>
+__device__ __forceinline__ void add_sums(const WarpSums &sums, u32 flip, int first, int n_groups, u32 shift, u32 n_tokens, u32 thread, int lane, Store store) {
+#pragma unroll 1
+    for (u32 i = thread; i - lane < n_groups << shift; i += THREADS) {
+        const u32 group = min(i >> shift, n_groups - 1), at = i & ((1 << shift) - 1);
+        float total[TOGETHER];
+#pragma unroll
+        for (int t = 0; t < TOGETHER; ++t) {
+            const auto *of = &sums.of[flip][(group * TOGETHER + t) * CHAINS];
+            total[t] = of[0][0][at];
+#pragma unroll
+            for (int chain = 1; chain < WARPS * CHAINS; ++chain) total[t] += of[chain % CHAINS][chain / CHAINS][at];
+        }
+        store(first + group * TOGETHER, at / 8, at % 8, total, i >> shift < n_groups && at / 8 < n_tokens);
+    }
+}
+// Where sums stay with the warps that multiply: they meet, and add them up.
+struct KeptSums {
+    __device__ __forceinline__ void begin(u32) const {}
+    __device__ __forceinline__ bool are_left() const { return false; }
+    __device__ __forceinline__ void end() const {}
+};
+
 // The computing warps. `input.begin(portion)` is called before a portion of this warp's input is
 // needed, `input.unit(portion, u)` is a unit of it, `input.next()` goes on to other tiles. Coded
 // tiles have `input.ready(first, n)`, which awaits some units, and `input.from(unit)`, where this
 // lane's part of one lies. Sums go to `store(first of TOGETHER tiles, token, row in the tile, sums,
-// whether there is such a row)`, called by whole warps.
-template <class W, int TILES, int TOGETHER, int UNITS, int CHAINS, class Input, class Store>
+// whether there is such a row)`, called by whole warps; unless `handed` leaves them to others, round by
+// round.
+template <class W, int TILES, int TOGETHER, int UNITS, int CHAINS, class Input, class Store, class Handed = KeptSums>
 __device__ __forceinline__ void multiply_tiles(Stages &stages, WarpSums &sums, u32 &flip, const TileRange &own, u32 n_tokens, int warp, int lane,
-                                               Input input, Store store) {
+                                               Input input, Store store, Handed handed = {}) {
     static_assert(TILES / TOGETHER <= 6, "each count of groups has its own number");
-    // Rows are shared out as if there were 1, 2, 4 or 8 tokens.
-    const u32 shift = n_tokens == 1 ? 3 : n_tokens == 2 ? 4 : n_tokens <= 4 ? 5 : 6;
+    const u32 shift = sum_shift(n_tokens);
 #pragma unroll 1
     for (int first = own.first; first < own.end; first += TILES, input.next()) {
         const int n_groups = min(TILES, own.end - first) / TOGETHER;
         // The sums before last were read before the last meeting. The last ones may be in use for a
         // fold (attend.cuh).
         flip ^= 1;
+        handed.begin(flip);
         if constexpr (W::IS_PLAIN)
             for_count<TILES / TOGETHER>(n_groups, [&](auto n) {
                 constexpr int N = decltype(n)::VALUE * TOGETHER;
@@ -338,19 +366,9 @@ __device__ __forceinline__ void multiply_tiles(Stages &stages, WarpSums &sums, u
             });
         else if (n_tokens == 1) sum_any_coded_tiles<W, TILES, TOGETHER, UNITS, true>(stages, sums, flip, first, n_groups * TOGETHER, n_tokens, warp, lane, input);
         else sum_any_coded_tiles<W, TILES, TOGETHER, UNITS, false>(stages, sums, flip, first, n_groups * TOGETHER, n_tokens, warp, lane, input);
+        if (handed.are_left()) continue;
         meet();
-#pragma unroll 1
-        for (u32 i = warp * 32 + lane; i - lane < n_groups << shift; i += WARPS * 32) {
-            const u32 group = min(i >> shift, n_groups - 1), at = i & ((1 << shift) - 1);
-            float total[TOGETHER];
-#pragma unroll
-            for (int t = 0; t < TOGETHER; ++t) {
-                const auto *of = &sums.of[flip][(group * TOGETHER + t) * CHAINS];
-                total[t] = of[0][0][at];
-#pragma unroll
-                for (int chain = 1; chain < WARPS * CHAINS; ++chain) total[t] += of[chain % CHAINS][chain / CHAINS][at];
-            }
-            store(first + group * TOGETHER, at / 8, at % 8, total, i >> shift < n_groups && at / 8 < n_tokens);
-        }
+        add_sums<TOGETHER, CHAINS, WARPS * 32>(sums, flip, first, n_groups, shift, n_tokens, warp * 32 + lane, lane, store);
     }
+    handed.end();
 }
